@@ -69,9 +69,10 @@ def loaded_cluster(prometheus_program: str, collector: ClientCollector) -> Itera
         stop = threading.Event()
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
             admin.create_topic(TOPIC, partitions=3, replication_factor=3, config={"durability": "fsync"})
+            admin.create_topic("rows", partitions=3, config={"cleanup_policy": "compact", "table": "yes"})
         workers = [
             threading.Thread(target=work, args=(cluster.bootstrap_servers, stop, collector), daemon=True)
-            for work in (_produce, _consume)
+            for work in (_produce, _consume, _look_up)
         ]
         for worker in workers:
             worker.start()
@@ -95,6 +96,14 @@ def _consume(servers: str, stop: threading.Event, collector: ClientCollector) ->
         collector.watch(consumer, "watcher")
         while not stop.is_set():
             consumer.poll(timeout=0.2)
+
+
+def _look_up(servers: str, stop: threading.Event, _: ClientCollector) -> None:
+    with headrace.Table("rows", bootstrap_servers=servers) as table:
+        while not stop.wait(0.05):
+            table.put("row", {"column": "value"})
+            for key in ("row", "none"):
+                table.get(key)
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,53 @@ BOARD = Dashboard(
             ),
         ),
         Row(
+            "Tables",
+            (
+                graph(
+                    "Rows by operation",
+                    "Rows read by get and scan, and written by put, delete and compare_and_put.",
+                    "short",
+                    Query(per_second("headrace_broker_table_rows_total", OURS, "operation"), "{{operation}}"),
+                ),
+                graph(
+                    "Calls on rows, p99",
+                    "At the broker, without the wait for an offset (min_offset, watch) or for a quota.",
+                    "s",
+                    Query(slowest("headrace_broker_table_seconds", OURS, "operation"), "{{operation}}"),
+                ),
+                graph(
+                    "Misses and conflicts",
+                    "Rows that a get has not found, and writes refused because of the row's version.",
+                    "short",
+                    Query(per_second("headrace_broker_table_misses_total", OURS), "misses"),
+                    Query(per_second("headrace_broker_table_conflicts_total", OURS), "conflicts"),
+                ),
+                graph(
+                    "Values whose batch was in memory",
+                    "Share of the values read. If it is low, reads read and decode batches: raise table_cache_bytes.",
+                    "percentunit",
+                    Query(
+                        f"sum(rate(headrace_broker_table_batch_hits_total{{{OURS}}}[$__rate_interval])) / "
+                        f"(sum(rate(headrace_broker_table_batch_hits_total{{{OURS}}}[$__rate_interval])) + "
+                        f"sum(rate(headrace_broker_table_batch_misses_total{{{OURS}}}[$__rate_interval])))",
+                        "hits",
+                    ),
+                ),
+                graph(
+                    "Memory of keys",
+                    "Keys of all tables, by broker. A table needs more partitions on more brokers if they do not fit.",
+                    "bytes",
+                    Query(f"sum by (instance) (headrace_broker_table_key_bytes{{{OURS}}})", "{{instance}}"),
+                ),
+                graph(
+                    "State behind the log",
+                    "Time since the state of a table had all that is committed, of the worst table of each broker.",
+                    "s",
+                    Query(f"max by (instance) (headrace_broker_table_lag_seconds{{{OURS}}})", "{{instance}}"),
+                ),
+            ),
+        ),
+        Row(
             "Applications that export their metrics (headrace.metrics)",
             (
                 graph(

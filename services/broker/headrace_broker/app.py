@@ -280,7 +280,7 @@ class BrokerServer:
         )
 
     def _make_context(self, clocks: ClockExchange, tasks: asyncio.TaskGroup) -> PartitionContext:
-        return PartitionContext(
+        context = PartitionContext(
             BrokerId(self._settings.broker_id),
             self._settings,
             self._process.clock,
@@ -294,6 +294,8 @@ class BrokerServer:
             clocks.watch.now_ms,
             crash=partial(crash, tasks),
         )
+        self._metrics.tables.observe(context.tables)
+        return context
 
     def _describe(self) -> metadata_pb2.BrokerLive:
         settings = self._settings

@@ -15,6 +15,8 @@ from headrace_server.native.server import NativeMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from headrace_broker.table_metrics import TableMetrics
+
 PREFIX = "headrace_broker"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 STAGES = ("queue", "append", "fsync", "replication")
@@ -147,6 +149,7 @@ class BrokerMetrics:
         self.compaction_removed_records = counter(
             "compaction_removed_records", "Records removed by compaction, replaced by newer ones or deleted"
         )
+        self.tables = TableMetrics(PREFIX, registry)
         self.replaced_logs = counter("replaced_logs", "Corrupt logs set aside and copied again from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
         self.disk_total_bytes = gauge("disk_total_bytes", "Size of the data directory's volume")

@@ -43,6 +43,45 @@ class LoopCounter(Collector):
     describe = collect
 
 
+class LoopCount:
+    """One series of `LoopCounters`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        """Increment the counter."""
+        self.value += amount
+
+
+class LoopCounters(Collector):
+    """Counters with one writing thread, one for each value of a label."""
+
+    def __init__(
+        self, name: str, documentation: str, registry: CollectorRegistry, *, label: str, values: Sequence[str]
+    ) -> None:
+        """`name` is without `_total`; `values` are all values of the label."""
+        self._name, self._documentation = name, documentation
+        self._labelnames = (label,)
+        self._series = {value: LoopCount() for value in values}
+        registry.register(self)
+
+    def series(self, value: str) -> LoopCount:
+        """Return the series of one value of the label."""
+        return self._series[value]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the family, for the registry."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labelnames)
+        for value, count in self._series.items():
+            family.add_metric([value], count.value)
+        yield family
+
+    describe = collect
+
+
 class LoopTimes:
     """Observations of one series of a `LoopHistogram`."""
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,14 +17,21 @@ from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import decode_batch
 from headrace.wire.decoded import Columns
 from headrace.wire.encoding import encode_batch
-from headrace.wire.errors import OffsetNotAvailableError, OutOfOrderSequenceError, StorageOfflineError
+from headrace.wire.errors import (
+    OffsetNotAvailableError,
+    OutOfOrderSequenceError,
+    ShuttingDownError,
+    StorageOfflineError,
+)
 from headrace.wire.ids import Offset
 from headrace.wire.table_keys import ABSENT, table_key
-from headrace_broker.rpc.tables import _Reading, _wanted
+from headrace_broker.core.ordered_keys import KEY_BYTES
+from headrace_broker.rpc.tables import TableService, _Reading, _wanted
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.table_writes import RowWrite, RowWritten, TableWrites
+from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_server.topic_configs import Durability, TopicConfig
 
 from tests.fakes.memory_filesystem import MemoryFileSystem
@@ -52,7 +60,7 @@ def stored(directory: Path) -> bytes:
 async def read(partition: Partition, row: bytes) -> dict[bytes, bytes]:
     """Read a row as the service does."""
     assert partition.table is not None
-    state, _ = await partition.table.read_state(0, 5.0)
+    state, _ = await partition.table.read_state(5.0)
     columns = dict(state.columns_of(row))
     values = await partition.table.read_values(sorted(columns.values()))
     return {name: values[offset].value for name, offset in columns.items()}
@@ -84,7 +92,7 @@ async def test_reads_follow_writes_and_compactions(tmp_path: Path, monkeypatch: 
                 for each in model:
                     assert await read(partition, each) == model[each]
         assert partition.table is not None
-        state, _ = await partition.table.read_state(0, 5.0)
+        state, _ = await partition.table.read_state(5.0)
         assert (state.rows, state.columns) == (len(model), sum(map(len, model.values())))
         assert partition.context.row_batches.size_bytes < 10_000
         headers = list(partition.open_log.reader.headers(partition.open_log.log_start_offset))
@@ -134,7 +142,7 @@ async def test_slow_appends_keep_conditions(tmp_path: Path) -> None:
                     partition.appender.is_slow = True
                     row = await read(partition, b"n")
                     assert partition.table is not None
-                    state, _ = await partition.table.read_state(0, 5.0)
+                    state, _ = await partition.table.read_state(5.0)
                     version = max(dict(state.columns_of(b"n")).values(), default=ABSENT)
                     step = int(row.get(b"n", b"0")) + 1
                     if (await writes.write(write(b"n", {b"n": b"%d" % step}, if_version=version), 5.0)).applied:
@@ -189,7 +197,7 @@ async def test_a_row_is_never_seen_in_part(tmp_path: Path, monkeypatch: pytest.M
         keys = [table_key(b"r%02d" % row, b"c%d" % column) for row in range(20) for column in range(5)]
         made = encode_batch([b"v"] * len(keys), keys, base_timestamp_ms=AT_MS)
         assert partition.appender.append_now([made], -1, committed=True) is not None
-        reading = asyncio.create_task(table.read_state(0, 5.0))
+        reading = asyncio.create_task(table.read_state(5.0))
         while not reading.done():
             seen += [len(list(table.state.columns_of(b"r%02d" % row))) for row in range(20)]
             await asyncio.sleep(0)
@@ -203,8 +211,8 @@ async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -
         writes = open_table(partition)
         await writes.write(write(b"r", {b"a": b"1"}), 5.0)
         assert partition.table is not None
-        state, end_offset = await partition.table.read_state(0, 5.0)
-        reading = _Reading(partition, partition.table, 5.0, state, end_offset)
+        state, end_offset = await partition.table.read_state(5.0)
+        reading = _Reading(partition, partition.table, 0.0, 5.0, state, end_offset)
         await writes.write(write(b"r", {b"a": b"2"}), 5.0)
         await partition.table.keep_up()
         response = tables_pb2.GetRowsResponse()
@@ -235,6 +243,29 @@ async def test_an_expired_column_is_gone(tmp_path: Path) -> None:
         await writes.write(write(b"r", {b"a": b"1"}, expires_ms=now_ms - 1), 5.0)
         await writes.write(write(b"r", {b"b": b"1"}, expires_ms=now_ms + 3_600_000), 5.0)
         assert await read(partition, b"r") == {b"b": b"1"}
+
+
+async def test_metrics_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and their memory, batches in memory, rebuilds, and how far the state is behind."""
+    async with leading_partition(tmp_path) as partition:
+        writes, metrics = open_table(partition), partition.context.metrics.tables
+        metrics.observe(partition.context.tables)
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        await writes.write(write(b"r", {b"b": b"2"}), 5.0)
+        table = partition.table
+        assert table is not None
+        table._caught_up_ms -= 90_000
+        assert 90 <= table.lag_seconds < 120
+        await read(partition, b"r")
+        assert table.lag_seconds == 0
+        assert (metrics.batch_hits.value, metrics.batch_misses.value) == (0, 2)
+        await read(partition, b"r")
+        assert (metrics.batch_hits.value, metrics.batch_misses.value) == (2, 2)
+        assert (table.keys, table.key_bytes) == (2, 2 * (KEY_BYTES + len(table_key(b"r", b"a"))))
+        monkeypatch.setattr(table_module, "FAR_BYTES", 0)
+        table._truncations = -1
+        await read(partition, b"r")
+        assert sum(metrics.rebuild_seconds._series[""].counts) == 1
 
 
 async def test_what_has_expired_is_compacted_away(tmp_path: Path) -> None:
@@ -305,17 +336,51 @@ def compacted_copy(columns: Columns) -> bytes:
     return b"".join(written)
 
 
+class Serving:
+    """The parts of a broker that reads of tables use."""
+
+    def __init__(self, partition: Partition, most: int) -> None:
+        self.waiters = FetchWaiters(most, partition.context.metrics)
+
+    def check_serving(self) -> None:
+        if self.waiters.closed:
+            raise ShuttingDownError("the broker is shutting down")
+
+
+async def awaited(partition: Partition, serving: Serving, min_offset: int, seconds: float = 5.0) -> None:
+    """Wait for an offset as the service does."""
+    service = TableService(cast(Any, serving), cast(Any, None), cast(Any, None), partition.context)
+    read = tables_pb2.TableRead(min_offset=min_offset)
+    await service._await_commit(partition, read, asyncio.get_running_loop().time() + seconds)
+
+
 async def test_a_read_waits_for_an_offset(tmp_path: Path) -> None:
+    """In a slot of the fetches that wait; it leaves when the offset is committed, or the time is up."""
     async with leading_partition(tmp_path) as partition:
-        writes = open_table(partition)
-        assert partition.table is not None
-        waiting = asyncio.create_task(partition.table.read_state(2, 5.0))
+        writes, serving = open_table(partition), Serving(partition, 2)
+        waiting = asyncio.create_task(awaited(partition, serving, 2))
+        await asyncio.sleep(0)
+        assert len(partition.watchers) == 1
         await writes.write(write(b"r", {b"a": b"1", b"b": b"2"}), 5.0)
-        state, end_offset = await waiting
-        assert (end_offset, state.columns) == (2, 2)
-        with pytest.raises(OffsetNotAvailableError):
-            await partition.table.read_state(100, 0.01)
+        await waiting
+        with pytest.raises(OffsetNotAvailableError, match="in time"):
+            await awaited(partition, serving, 100, 0.01)
         assert not partition.watchers
+
+
+async def test_few_reads_wait(tmp_path: Path) -> None:
+    """Others are told to try again soon, so that those who wait leave slots to the rest; a stop ends the wait."""
+    async with leading_partition(tmp_path) as partition:
+        open_table(partition)
+        serving = Serving(partition, 1)
+        waiting = asyncio.create_task(awaited(partition, serving, 2))
+        await asyncio.sleep(0)
+        with pytest.raises(OffsetNotAvailableError, match="too many calls wait") as caught:
+            await awaited(partition, serving, 2)
+        assert caught.value.retry_after_ms > 0
+        serving.waiters.close()
+        with pytest.raises(ShuttingDownError):
+            await waiting
 
 
 async def test_a_truncated_log_is_read_anew(tmp_path: Path) -> None:
@@ -332,7 +397,7 @@ async def test_a_truncated_log_is_read_anew(tmp_path: Path) -> None:
             pair = (made, read_header(made))
             log.append([pair], leader_epoch=partition.replica.leader_epoch, append_timestamp_ms=AT_MS)
         assert partition.table is not None
-        state, end_offset = await partition.table.read_state(0, 5.0)
+        state, end_offset = await partition.table.read_state(5.0)
         assert end_offset == 5
         assert list(state.rows_from(b"", None, b"")) == [b"r0", b"r1", b"r2", b"s0", b"s1"]
         assert await read(partition, b"s0") == {b"a": b"2"}
@@ -345,7 +410,7 @@ async def test_a_high_watermark_within_a_batch_is_no_endless_loop(tmp_path: Path
         partition.replica.high_watermark = Offset(1)
         assert partition.table is not None
         with pytest.raises(OffsetNotAvailableError):
-            await partition.table.read_state(0, 5.0)
+            await partition.table.read_state(5.0)
 
 
 async def test_records_below_the_log_start_are_forgotten(tmp_path: Path) -> None:
@@ -357,7 +422,7 @@ async def test_records_below_the_log_start_are_forgotten(tmp_path: Path) -> None
         assert len(await read(partition, b"r19")) == 1
         assert await partition.log_start.delete_records(15, 5.0) == 15
         assert partition.table is not None
-        state, _ = await partition.table.read_state(0, 5.0)
+        state, _ = await partition.table.read_state(5.0)
         rows = {int(row[1:]) for row in state.rows_from(b"", None, b"")}
         assert rows == {15, 16, 17, 18, 19} | set(range(10))
         assert state.rows == 15

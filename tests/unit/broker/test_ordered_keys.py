@@ -28,6 +28,7 @@ def test_any_history_is_that_of_a_dict(seed, monkeypatch):
             assert keys.remove(key) is (expected.pop(key, None) is not None)
         assert keys.get(key) == expected.get(key, -1)
         assert len(keys) == len(expected)
+        assert keys.size_bytes == (3 + ordered_keys.KEY_BYTES) * len(expected)
         start, end = sorted(b"%03d" % draw.randrange(300) for _ in range(2))
         part = [(each, expected[each]) for each in sorted(expected) if start <= each < end]
         assert content(keys, start, end) == part

@@ -15,12 +15,14 @@ _MOST = 1024
 """Keys in one list; a fuller one is divided."""
 _FILLED = 768
 """Keys in each list of keys that are built at once."""
+KEY_BYTES = 51
+"""Memory of a key besides its bytes, measured: the object, its place in a list, and its number."""
 
 
 class OrderedKeys:
     """Map from keys to numbers below 2^63, in the order of the keys."""
 
-    __slots__ = ("_count", "_keys", "_lasts", "_numbers")
+    __slots__ = ("_count", "_keys", "_lasts", "_numbers", "_size_bytes")
 
     def __init__(self, keys: Sequence[bytes] = (), numbers: Sequence[int] = ()) -> None:
         """Take `keys`, which ascend strictly, and the number of each."""
@@ -28,7 +30,12 @@ class OrderedKeys:
         self._keys = [list(keys[start : start + _FILLED]) for start in starts]
         self._numbers = [array("q", numbers[start : start + _FILLED]) for start in starts]
         self._lasts = [part[-1] for part in self._keys]
-        self._count = len(keys)
+        self._count, self._size_bytes = len(keys), sum(map(len, keys))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the keys and their numbers, estimated."""
+        return self._size_bytes + KEY_BYTES * self._count
 
     def __len__(self) -> int:
         return self._count
@@ -48,7 +55,7 @@ class OrderedKeys:
         if part == len(self._lasts):
             if not part:
                 self._keys, self._numbers, self._lasts = [[key]], [array("q", (number,))], [key]
-                self._count = 1
+                self._count, self._size_bytes = 1, len(key)
                 return True
             part -= 1
         keys, numbers = self._keys[part], self._numbers[part]
@@ -60,6 +67,7 @@ class OrderedKeys:
         numbers.insert(at, number)
         self._lasts[part] = keys[-1]
         self._count += 1
+        self._size_bytes += len(key)
         if len(keys) > _MOST:
             self._divide(part)
         return True
@@ -84,6 +92,7 @@ class OrderedKeys:
         del keys[at]
         del self._numbers[part][at]
         self._count -= 1
+        self._size_bytes -= len(key)
         if keys:
             self._lasts[part] = keys[-1]
         else:

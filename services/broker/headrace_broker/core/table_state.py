@@ -99,6 +99,11 @@ class RowOffsets:
         """Number of columns of all rows."""
         return len(self._keys)
 
+    @property
+    def key_bytes(self) -> int:
+        """Memory of their keys, estimated."""
+        return self._keys.size_bytes
+
     def apply(self, change: ColumnChange) -> None:
         """Apply the next change."""
         key, offset, is_deletion, expires_ms = change

@@ -73,10 +73,11 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self.call_errors = partition_context.metrics.common.call_errors
         self._starting = True
         self._stopping = False
-        self._waiters = FetchWaiters(settings.max_waiting_fetches, partition_context.metrics)
+        self.waiters = FetchWaiters(settings.max_waiting_fetches, partition_context.metrics)
+        """Calls that wait for commits."""
         budget = MemoryBudget(settings.max_inflight_bytes, partition_context.metrics)
         self._produce = ProduceHandler(replica_manager, budget, partition_context, tasks)
-        self._fetch = FetchHandler(replica_manager, budget, self._waiters, partition_context)
+        self._fetch = FetchHandler(replica_manager, budget, self.waiters, partition_context)
 
     def begin_serving(self) -> None:
         """Accept calls after the logs are recovered."""
@@ -85,7 +86,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     def begin_stop(self) -> None:
         """Reject new calls and answer waiting fetches."""
         self._stopping = True
-        self._waiters.close()
+        self.waiters.close()
 
     def check_serving(self) -> None:
         """Raise ShuttingDownError or FencedBrokerError if no calls are accepted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -10,6 +12,7 @@ from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
 from headrace.wire.table_keys import ABSENT, check_column, check_row
 from headrace_server.caller_turns import next_turn
+from headrace_server.calls import CALLER
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation
@@ -24,6 +27,7 @@ from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.table import PartitionTable
 from headrace_broker.runtime.table_writes import RowWrite, TableWrites
+from headrace_broker.table_metrics import TableCall
 
 ResponseT = TypeVar("ResponseT")
 
@@ -42,6 +46,8 @@ _ROW_BYTES = 16
 _COLUMNS_PER_TURN = 300
 """Columns and rows that are answered in a few milliseconds of the event loop."""
 _TRIES = 10
+_NO_SLOT_MS = 250
+"""After this time a read tries again for which there was no slot to wait."""
 
 
 class _Wanted(NamedTuple):
@@ -71,6 +77,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         self._view = view
         self._replica_manager = replica_manager
         self._context = context
+        self._metrics = context.metrics.tables
         self.call_errors = context.metrics.common.call_errors
 
     @unary
@@ -86,7 +93,10 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         read = await self._begin(request.read)
         response = tables_pb2.GetRowsResponse(as_of_offset=read.as_of_offset)
         await read.add_rows(keys, wanted, response.rows)
-        return self._end(read, response)
+        hits = sum(row.version != ABSENT for row in response.rows)
+        self._metrics.hits.inc(hits)
+        self._metrics.misses.inc(len(response.rows) - hits)
+        return self._end(read, response, TableCall.GET, response.rows)
 
     @unary
     async def ScanRows(self, request: tables_pb2.ScanRowsRequest, context: Any) -> tables_pb2.ScanRowsResponse:
@@ -104,7 +114,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             last = response.rows[-1].key + b"\0"
             if next(read.state.rows_from(last, end, request.prefix), None) is not None:
                 response.next_key = last
-        return self._end(read, response)
+        return self._end(read, response, TableCall.SCAN, response.rows)
 
     @unary
     async def CountRows(self, request: tables_pb2.CountRowsRequest, context: Any) -> tables_pb2.CountRowsResponse:
@@ -112,7 +122,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         read = await self._begin(request.read)
         state = read.state
         response = tables_pb2.CountRowsResponse(rows=state.rows, columns=state.columns, as_of_offset=read.as_of_offset)
-        return self._end(read, response)
+        return self._end(read, response, TableCall.COUNT, ())
 
     @unary
     async def WriteRow(self, request: tables_pb2.WriteRowRequest, context: Any) -> tables_pb2.WriteRowResponse:
@@ -127,12 +137,14 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         quotas, user = access().quotas, access().caller.identity.user
         quotas.check(user, Use.PRODUCE)
         quotas.charge(user, Use.PRODUCE, request.ByteSize())
-        write = self._row_write(request, partition)
+        write, started = self._row_write(request, partition), time.perf_counter()
         try:
             written = await TableWrites(partition, table).write(write, seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
         self._broker.check_lease(Outcome.UNKNOWN)
+        self._note(write.call, int(written.applied), started)
+        self._metrics.conflicts.inc(not written.applied)
         await quotas.hold(user, Use.PRODUCE, seconds / 2)
         return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)
 
@@ -165,25 +177,65 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         self._broker.check_serving()
         await self._broker.hold_fetch()
         partition, table = self._find(asked.table, asked.partition, Operation.READ)
-        replica, seconds = partition.replica, seconds_of(asked.timeout_ms)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds_of(asked.timeout_ms)
         try:
-            if asked.consistency in (tables_pb2.CONSISTENCY_UNSPECIFIED, tables_pb2.CONSISTENCY_LEADER):
-                replica.check_leading(-1).check_latest()
-            elif asked.consistency == tables_pb2.CONSISTENCY_REPLICA:
-                replica.check_serving(-1)
-            else:
-                raise InvalidRequestError(f"consistency {asked.consistency} is unknown")
-            state, as_of_offset = await table.read_state(asked.min_offset, seconds)
+            _check_replica(partition, asked.consistency)
+            if partition.replica.high_watermark < asked.min_offset:
+                await self._await_commit(partition, asked, deadline)
+                access().recheck()
+                partition, table = self._find(asked.table, asked.partition, Operation.READ)
+                _check_replica(partition, asked.consistency)
+            started, seconds = time.perf_counter(), deadline - loop.time()
+            state, as_of_offset = await table.read_state(seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
-        return _Reading(partition, table, seconds, state, as_of_offset)
+        return _Reading(partition, table, started, seconds, state, as_of_offset)
 
-    def _end(self, read: _Reading, response: ResponseT) -> ResponseT:
+    async def _await_commit(self, partition: Partition, asked: tables_pb2.TableRead, deadline: float) -> None:
+        """Wait until what is below `min_offset` is committed here, in one of the slots of waiting fetches.
+
+        Raises:
+            OffsetNotAvailableError: If it is not in time, or if there is no slot; then the caller waits itself.
+            HeadraceError: If the broker stops, or does not lead any more.
+        """
+        waiters, replica = self._broker.waiters, partition.replica
+        event = waiters.try_enter([partition], CALLER.get())
+        if event is None:
+            self._broker.check_serving()
+            raise OffsetNotAvailableError(
+                f"records below offset {asked.min_offset} are not committed here yet, and too many calls wait",
+                retry_after_ms=_NO_SLOT_MS,
+                action="Try again, or raise max_waiting_fetches.",
+            )
+        try:
+            async with asyncio.timeout_at(deadline):
+                while replica.high_watermark < asked.min_offset:
+                    self._broker.check_serving()
+                    _check_replica(partition, asked.consistency)
+                    await event.wait()
+                    event.clear()
+        except TimeoutError:
+            raise OffsetNotAvailableError(
+                f"records below offset {asked.min_offset} were not committed here in time",
+                action="Read from the leader, or try again.",
+            ) from None
+        finally:
+            waiters.leave(event, [partition])
+
+    def _end(
+        self, read: _Reading, response: ResponseT, call: TableCall, rows: Sequence[tables_pb2.TableRow]
+    ) -> ResponseT:
         self._broker.check_lease(Outcome.NOT_APPLIED)
+        self._note(call, len(rows), read.started)
         current = access()
         current.quotas.charge(current.caller.identity.user, Use.FETCH, read.size_bytes)
         read.partition.meter.note_read(read.size_bytes)
         return response
+
+    def _note(self, call: TableCall, rows: int, started: float) -> None:
+        self._metrics.seconds[call].observe(time.perf_counter() - started)
+        self._metrics.rows[call].inc(rows)
 
     def _find(
         self, reference: topics_pb2.TopicRef, number: int, operation: Operation
@@ -199,14 +251,31 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         return partition, partition.table
 
 
+def _check_replica(partition: Partition, consistency: tables_pb2.Consistency) -> None:
+    """Check that the replica here answers reads of this consistency; raise HeadraceError otherwise."""
+    if consistency in (tables_pb2.CONSISTENCY_UNSPECIFIED, tables_pb2.CONSISTENCY_LEADER):
+        partition.replica.check_leading(-1).check_latest()
+    elif consistency == tables_pb2.CONSISTENCY_REPLICA:
+        partition.replica.check_serving(-1)
+    else:
+        raise InvalidRequestError(f"consistency {consistency} is unknown")
+
+
 class _Reading:
     """One read of a table."""
 
     def __init__(
-        self, partition: Partition, table: PartitionTable, seconds: float, state: RowOffsets, as_of_offset: int
+        self,
+        partition: Partition,
+        table: PartitionTable,
+        started: float,
+        seconds: float,
+        state: RowOffsets,
+        as_of_offset: int,
     ) -> None:
         self.partition = partition
-        self._table = table
+        self.table = table
+        self.started = started
         self._seconds = seconds
         self.state = state
         self.as_of_offset = as_of_offset
@@ -230,10 +299,10 @@ class _Reading:
     async def _add_all(self, found: list[_Row], wanted: _Wanted, rows: Any) -> None:
         for _ in range(_TRIES):
             offsets = sorted({offset for row in found for _, offset in row.columns})
-            values = await self._table.read_values(offsets)
+            values = await self.table.read_values(offsets)
             if len(values) == len(offsets):
                 break
-            self.state, self.as_of_offset = await self._table.read_state(0, self._seconds)
+            self.state, self.as_of_offset = await self.table.read_state(self._seconds)
             found = [self._look_up(row.key, wanted) for row in found]
         else:
             raise OffsetNotAvailableError("the rows were changed again and again while they were read")

@@ -16,6 +16,7 @@ from headrace_broker.runtime.batch_cache import BatchCache
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
 from headrace_broker.settings import BrokerSettings
+from headrace_broker.table_metrics import ObservedTable
 
 
 def _report(error: BaseException) -> None:
@@ -30,7 +31,7 @@ class Checkpointed(Protocol):
         """Write a checkpoint if the last one is stale, and is due or `force`."""
 
 
-class KeptUp(Protocol):
+class KeptUp(ObservedTable, Protocol):
     """State that follows a log: a `PartitionTable`."""
 
     async def keep_up(self) -> None:

@@ -7,6 +7,7 @@ one reads, `keep_up` does, so that a new leader has little to catch up with.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -62,12 +63,33 @@ class PartitionTable:
         self._catching_up: asyncio.Task[None] | None = None
         self._uncommitted = UncommittedRows()
         self._batches = PartitionBatches(cache)
+        self._metrics = self._context.metrics.tables
+        self._caught_up_ms = self._context.clock.monotonic_ms()
+        """When the state was last seen to have all that is committed."""
         self._context.tables[self] = None
 
     @property
     def state(self) -> RowOffsets:
         """State as of the last read."""
         return self._state
+
+    @property
+    def keys(self) -> int:
+        """Number of keys in memory."""
+        return self._state.columns
+
+    @property
+    def key_bytes(self) -> int:
+        """Memory that they take, estimated."""
+        return self._state.key_bytes
+
+    @property
+    def lag_seconds(self) -> float:
+        """Time since the state had all that is committed; 0 if it has, or if the log cannot be read. Thread-safe."""
+        replica = self._replica
+        if self._state.end_offset >= replica.high_watermark or replica.role in (Role.OFFLINE, Role.DELETED):
+            return 0.0
+        return (self._context.clock.monotonic_ms() - self._caught_up_ms) / 1000
 
     def expire(self, now_ms: int) -> None:
         """Remove the columns that have expired at a time of the wall clock."""
@@ -82,38 +104,20 @@ class PartitionTable:
 
     # --- what is committed ---
 
-    async def read_state(self, min_offset: int, seconds: float) -> tuple[RowOffsets, int]:
+    async def read_state(self, seconds: float) -> tuple[RowOffsets, int]:
         """Return the state, and the offset below which it has all that is committed.
 
         Raises:
-            OffsetNotAvailableError: If records below `min_offset` are not committed here within `seconds`.
-            TimedOutError: If the state is not made by then; that is continued.
+            TimedOutError: If the state is not made within `seconds`; that is continued.
             CorruptLogError, StorageOfflineError: If the log cannot be read.
         """
         deadline = asyncio.get_running_loop().time() + seconds
-        if self._replica.high_watermark < min_offset:
-            await self._await_commit(min_offset, deadline)
         high_watermark = int(self._replica.high_watermark)
         while not self._has(high_watermark):
             await self._wait(high_watermark, deadline)
+        self._caught_up_ms = self._context.clock.monotonic_ms()
         self.expire(self._context.clock.now_ms())
         return self._state, high_watermark
-
-    async def _await_commit(self, offset: int, deadline: float) -> None:
-        advanced = asyncio.Event()
-        self._partition.watchers[advanced] = None
-        try:
-            async with asyncio.timeout_at(deadline):
-                while self._replica.high_watermark < offset:
-                    await advanced.wait()
-                    advanced.clear()
-        except TimeoutError:
-            raise OffsetNotAvailableError(
-                f"records below offset {offset} were not committed here in time",
-                action="Read from the leader, or try again.",
-            ) from None
-        finally:
-            self._partition.watchers.pop(advanced, None)
 
     def _has(self, end_offset: int) -> bool:
         log = self._partition.open_log
@@ -152,6 +156,7 @@ class PartitionTable:
         high_watermark = int(self._replica.high_watermark)
         if not self._has(high_watermark):
             await self._wait(high_watermark, asyncio.get_running_loop().time() + 3_600)
+        self._caught_up_ms = self._context.clock.monotonic_ms()
 
     async def _catch_up(self, end_offset: int) -> None:
         try:
@@ -234,7 +239,7 @@ class PartitionTable:
                     yield from changes_of(columns)
                     offset, crc = columns.header.end_offset, columns.header.chain_crc
 
-        truncations = log.truncations
+        truncations, started = log.truncations, time.perf_counter()
         try:
             state = await self._partition.in_thread(lambda: RowOffsets(changes()))
         except HeadraceError as error:
@@ -242,6 +247,7 @@ class PartitionTable:
             raise
         if log.truncations == truncations:
             self._begin(state, end_offset, crc)
+            self._metrics.rebuild_seconds.observe(time.perf_counter() - started)
 
     # --- the log ---
 
@@ -275,10 +281,12 @@ class PartitionTable:
         """
         values: dict[int, RecordValue] = {}
         batch: DecodedValues | None = None
+        misses = 0
         for count, offset in enumerate(offsets):
             if batch is None or not batch.base_offset <= offset < batch.end_offset:
                 batch = self._batches.find(offset)
             if batch is None:
+                misses += 1
                 try:
                     found_batches = await self._read(offset, 1, int(self._replica.high_watermark))
                 except (SliceCutError, OffsetOutOfRangeError):
@@ -292,13 +300,15 @@ class PartitionTable:
                 values[offset] = found
             if count % APPLIED_PER_TURN == APPLIED_PER_TURN - 1:
                 await next_turn()
+        self._metrics.batch_misses.inc(misses)
+        self._metrics.batch_hits.inc(len(offsets) - misses)
         return values
 
     # --- what a leader has appended ---
 
     async def read_uncommitted(self, seconds: float) -> None:
         """Read what this leader has appended, so that `columns_now` can be called."""
-        state, _ = await self.read_state(0, seconds)
+        state, _ = await self.read_state(seconds)
         pending = self._uncommitted
         if pending.end_offset < state.end_offset:
             pending.begin(state.end_offset)

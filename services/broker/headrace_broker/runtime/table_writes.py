@@ -12,6 +12,7 @@ from headrace.wire.table_keys import ABSENT, expiry_headers, row_start
 
 from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.table import PartitionTable
+from headrace_broker.table_metrics import TableCall
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
@@ -37,6 +38,14 @@ class RowWrite(NamedTuple):
     def needs_state(self) -> bool:
         """Whether what is written depends on what the row has."""
         return self.deletes_row or self.if_version is not None
+
+    @property
+    def call(self) -> TableCall:
+        """Kind of the call."""
+        if self.if_version is not None:
+            return TableCall.COMPARE_AND_PUT
+        deletes = self.deletes_row or all(value is None for value in self.columns.values())
+        return TableCall.DELETE if deletes else TableCall.PUT
 
 
 class RowWritten(NamedTuple):
