@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from headrace.wire.request_trace import TraceFormatError, decode_block
+from headrace.wire.request_trace import TRACE_TOPIC, TraceFormatError, decode_block
 from rich.console import Console
 
 from spark_jobs.command import (
@@ -40,7 +40,6 @@ from spark_jobs.session import spark_session
 from spark_jobs.topic_frame import check_topics, read_topic
 from spark_jobs.trace_analysis.requests import (
     DTYPES,
-    TRACE_TOPIC,
     TableTrace,
     TraceCollector,
     TracedRequests,

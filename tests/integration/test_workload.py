@@ -15,13 +15,15 @@ import pyarrow.parquet
 import pytest
 from headrace.cli.bench.distributions import SizeModel, Tail
 from headrace.cli.bench.models import POOLS, WorkloadModel, model_of
-from headrace_devcluster.cluster import LocalCluster
+from headrace.wire.request_trace import RequestOutcome, TableOperation, decode_block
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from spark_jobs.progress import ProgressLine
 from spark_jobs.session import prepared
 from spark_jobs.topic_frame import read_topic
-from spark_jobs.trace_analysis.requests import TraceError
+from spark_jobs.trace_analysis.requests import TraceError, topic_values
 from spark_jobs.workload import local_summary, spark_summary
 
+from tests.integration.replicated import until
 from tests.unit.spark_jobs.test_trace_summary import equal
 
 pytest.importorskip("scipy")
@@ -178,3 +180,45 @@ def test_the_job_runs_with_spark(spark_cluster: LocalCluster, topic_name: str, t
     found = model_of((tmp_path / "report" / "model.json").read_text())
     assert (found.key_bytes.sizes, found.value_bytes.sizes) == ((16, 21), (2,))
     assert "<svg" in (tmp_path / "report" / "workload.html").read_text()
+
+
+def test_the_trace_of_a_table_becomes_a_report() -> None:
+    """Requests of a real table, traced by its brokers: the report has their numbers, and the topic no key or value."""
+    with LocalCluster(LocalClusterSpec(brokers=2, coordinators=1)) as cluster:
+        servers = cluster.bootstrap_servers
+        with headrace.Admin(bootstrap_servers=servers) as admin:
+            config = {"cleanup_policy": "compact", "table": "yes", "trace_sample": "1"}
+            admin.create_topic("users", partitions=3, replication_factor=2, config=config)
+            until(lambda: "__table_trace" in admin.list_topics(), "the topic of the trace", 60)
+        with headrace.Table("users", bootstrap_servers=servers) as table:
+            for number in range(100):
+                table.put(f"a-secret-key-{number}", {"column": "a secret value"})
+            for number in range(150):
+                table.get(f"a-secret-key-{number}")
+            version = table.put("a-secret-key-0", {"column": "other"})
+            with pytest.raises(headrace.VersionConflictError):
+                table.put("a-secret-key-0", {"column": "lost"}, if_version=version - 1)
+            table.delete("a-secret-key-1")
+            assert table.get("a-secret-key-1") is None
+            assert len(list(table.scan(prefix="a-secret-key-9"))) == 11
+        wanted = 100 + 150 + 4 + 11
+        values: list[bytes] = []
+
+        def has_all() -> bool:
+            values[:] = [value for value in topic_values(servers, "__table_trace") if value is not None]
+            return sum(decode_block(value).requests for value in values) >= wanted
+
+        until(has_all, "the whole trace", 60)
+        assert not any(secret in value for value in values for secret in (b"secret", b"column"))
+        trace, summary, damaged = local_summary("__table_trace", None, "users", servers)
+    assert (trace.table, trace.fraction, trace.seen_requests, trace.dropped_requests) == ("users", 1, wanted, 0)
+    assert (summary.requests, damaged) == (wanted, 0)
+    assert summary.keys == 150
+    operations = [TableOperation.GET, TableOperation.PUT, TableOperation.DELETE, TableOperation.SCAN]
+    assert [summary.of_operation(each) for each in operations] == [151, 101, 1, 11]
+    assert summary.hits == 100
+    gets = summary.operations[TableOperation.GET]
+    assert gets[RequestOutcome.MISS_NEVER_WRITTEN] == 50
+    assert gets[RequestOutcome.MISS_DELETED] == 1
+    assert summary.operations[TableOperation.COMPARE_AND_PUT, RequestOutcome.CONFLICT] == 1
+    assert summary.get_latency_us.sum() == 151

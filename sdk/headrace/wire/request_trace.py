@@ -57,6 +57,7 @@ from headrace.wire.batch import MAX_TIMESTAMP_MS
 from headrace.wire.errors import InvalidTopicNameError
 from headrace.wire.topic_names import MAX_TOPIC_NAME_CHARACTERS, check_topic_name
 
+TRACE_TOPIC = "__table_trace"
 VERSION = 1
 HEADER = struct.Struct("<BBHIq16siIQQQ")
 HEADER_BYTES = 64
@@ -69,6 +70,8 @@ UNKNOWN_GAP_US = (1 << 32) - 1
 _MAX_UINT32 = (1 << 32) - 1
 _MAX_UINT16 = (1 << 16) - 1
 _HALF_SPAN_US = 1 << 31
+_MANY_KEYS = 30
+"""Keys of which a sample is drawn with numpy."""
 _MIX = 0x9E3779B1
 """Odd factor of Fibonacci hashing (2^32 divided by the golden ratio): makes the sample independent of partitions,
 which are the remainder of the same CRC."""
@@ -205,6 +208,11 @@ def decode_block(value: bytes | bytearray | memoryview) -> TraceBlock:
     return TraceBlock(table, table_id, server, base, threshold, seen, dropped, found)
 
 
+def requests_in(value: bytes) -> int:
+    """Return the number of requests in a block that `encode_block` has made."""
+    return int(HEADER.unpack_from(value)[3])
+
+
 class KeySampler:
     """Chooses the keys of a table that are traced, and computes their hashes. Immutable."""
 
@@ -226,6 +234,14 @@ class KeySampler:
     def samples(self, key: bytes) -> bool:
         """Return whether requests of the key are traced; the same on all servers with the same fraction."""
         return (zlib.crc32(key) * _MIX & _MAX_UINT32) < self.threshold
+
+    def positions(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the positions of the keys that are traced: as `samples`, faster for many."""
+        if len(keys) < _MANY_KEYS:
+            return [place for place, key in enumerate(keys) if self.samples(key)]
+        mixed = np.fromiter(map(zlib.crc32, keys), np.uint64, len(keys)) * np.uint64(_MIX) & np.uint64(_MAX_UINT32)
+        places: list[int] = np.flatnonzero(mixed < self.threshold).tolist()
+        return places
 
     def key_hash(self, key: bytes) -> int:
         """Return the keyed hash of a key, 64 bits."""
@@ -253,6 +269,8 @@ class TraceBuffer:
         self._seen = 0
         self._dropped = 0
         self._last_us: int | None = None
+        self.overflowed = 0
+        """Sampled requests that were dropped because the buffer was full, of all time."""
 
     def add(
         self,
@@ -279,6 +297,7 @@ class TraceBuffer:
             return
         if len(self._rows) >= self._capacity:
             self._dropped += 1
+            self.overflowed += 1
             return
         gap = UNKNOWN_GAP_US if last is None else min(max(0, at_us - last), UNKNOWN_GAP_US)
         self._rows.append(
@@ -287,6 +306,18 @@ class TraceBuffer:
                 *(min(len(key), _MAX_UINT16), operation, outcome),
             )
         )
+
+    def skip(self, count: int, at_us: int) -> None:
+        """Count requests whose keys are not sampled, as `add` does; `at_us` is the time of the last one."""
+        if count:
+            self._seen += count
+            self._last_us = at_us
+
+    def note_lost(self, value: bytes) -> None:
+        """Count what an earlier block had, which could not be written."""
+        _, _, _, count, *_, seen, dropped = HEADER.unpack_from(value)
+        self._seen += seen
+        self._dropped += dropped + count
 
     def drain(self) -> list[bytes]:
         """Return the blocks of the requests since the last call, and begin again; empty if none was sampled."""

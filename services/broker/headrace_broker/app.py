@@ -8,6 +8,7 @@ clean marker -> revoke the lease
 from __future__ import annotations
 
 import asyncio
+import hmac
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from headrace.v1 import auth_pb2_grpc
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
+from headrace.wire.request_trace import TRACE_TOPIC
 from headrace_server.clock import read_boot_id
 from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
@@ -67,6 +69,7 @@ from headrace_broker.runtime.partition_samples import describe_sample
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replica_messages import HEARTBEAT_SECONDS
 from headrace_broker.runtime.replication import TICK_SECONDS, Replication
+from headrace_broker.runtime.table_trace import CLIENT_ID, TableTraces
 from headrace_broker.runtime.uninterrupted import spawn_unless_ending
 from headrace_broker.settings import BrokerSettings
 
@@ -293,6 +296,12 @@ class BrokerServer:
             clocks.look,
             clocks.watch.now_ms,
             crash=partial(crash, tasks),
+            traces=TableTraces(
+                hmac.digest(self._identity.secret, b"headrace table trace v1", "sha256"),
+                BrokerId(self._settings.broker_id),
+                self._metrics.tables,
+                lambda: time.time_ns() // 1_000,
+            ),
         )
         self._metrics.tables.observe(context.tables)
         return context
@@ -373,6 +382,8 @@ class BrokerServer:
             starting.cancel()
             return []
         membership.watch_own_key(parts.view)
+        traces = parts.context.traces
+        assert traces is not None
         background = [
             tasks.create_task(run)
             for run in (
@@ -393,6 +404,7 @@ class BrokerServer:
                 keep_tables_up(parts.context),
                 scrub(replica_manager, parts.context),
                 self._process.make_audit_writer(self._gate, parts.view).run(),
+                traces.run(self._process.make_topic_writer(TRACE_TOPIC, CLIENT_ID, self._gate, parts.view)),
             )
         ]
         self._announce()

@@ -71,6 +71,10 @@ class TableMetrics:
             f"{prefix}_table_rebuild_seconds", "Making a state from the log, after a start or on a new replica",
             registry, bounds=_REBUILD_SECONDS,
         )  # fmt: skip
+        self.trace_requests = counter("trace_requests", "Sampled requests written to __table_trace")
+        self.trace_dropped = counter(
+            "trace_dropped", "Sampled requests that were dropped because __table_trace was not written in time"
+        )
         self._keys = gauge("keys", "Keys (columns of rows) in memory, of all tables")
         self._key_bytes = gauge("key_bytes", "Memory of these keys, estimated")
         self._lag = gauge(

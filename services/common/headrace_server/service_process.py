@@ -22,7 +22,7 @@ from headrace.wire.errors import InvalidConfigError, MetastoreUnavailableError
 from headrace.wire.releases import RELEASE
 from prometheus_client import CollectorRegistry
 
-from headrace_server.audit.audit_writer import AuditWriter
+from headrace_server.audit.audit_writer import AUDIT_TOPIC, CLIENT_ID, AuditWriter
 from headrace_server.clock import Clock, SystemClock
 from headrace_server.clock_watch import ClockExchange, ClockWatch
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
@@ -32,6 +32,7 @@ from headrace_server.identity.gate import IdentityGate
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.identity.posture import least_posture
 from headrace_server.instruments import CommonMetrics
+from headrace_server.internal_topic_writer import InternalTopicWriter
 from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreRolledBackError
@@ -158,7 +159,13 @@ class ServiceProcess:
 
     def make_audit_writer(self, gate: IdentityGate, view: ClusterView) -> AuditWriter:
         """Return the writer of the audit log. The caller runs it."""
-        return AuditWriter(gate.audit_log, view, self.name, gate.server_token, self.tls.internal, self.clock)
+        return AuditWriter(gate.audit_log, self.make_topic_writer(AUDIT_TOPIC, CLIENT_ID, gate, view), self.clock)
+
+    def make_topic_writer(
+        self, topic: str, client_id: str, gate: IdentityGate, view: ClusterView
+    ) -> InternalTopicWriter:
+        """Return a writer of a topic that servers write."""
+        return InternalTopicWriter(topic, client_id, view, self.name, gate.server_token, self.tls.internal)
 
     def make_clock_exchange(self, view: ClusterView) -> ClockExchange:
         """Return the clock exchange with the other processes. The caller runs it."""

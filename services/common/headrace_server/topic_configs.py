@@ -63,7 +63,7 @@ class ConfigDefinition:
     choices: tuple[str, ...] = ()
     documentation: str = ""
 
-    def parse(self, text: str) -> int | str:
+    def parse(self, text: str) -> float | str:
         """Parse a value.
 
         Raises:
@@ -82,6 +82,8 @@ class ConfigDefinition:
             return parse_placement(text).text
         if self.kind == "columns":
             return str(parse_columns(text)) if text else ""
+        if self.kind == "fraction":
+            return self._parse_fraction(text)
         try:
             value = int(text)
         except ValueError:
@@ -89,6 +91,15 @@ class ConfigDefinition:
         if not self.minimum <= value <= self.maximum:
             raise self._error(text, f"is outside {self.minimum} .. {self.maximum}")
         return value
+
+    def _parse_fraction(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise self._error(text, "is not a number") from None
+        if not 0 <= value <= 1:
+            raise self._error(text, "is outside 0 .. 1")
+        return int(value) if value.is_integer() else value
 
     def range_text(self) -> str:
         """Return the allowed values as text."""
@@ -100,6 +111,8 @@ class ConfigDefinition:
             return PLACEMENT_VALUES
         if self.kind == "columns":
             return "columns like `page string required, user int64`"
+        if self.kind == "fraction":
+            return "0 .. 1"
         return f"{self.minimum} .. {'2^63 - 1' if self.maximum == INT64_MAX else self.maximum}"
 
     def _error(self, text: str, problem: str) -> InvalidConfigError:
@@ -225,6 +238,11 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
 "changes becomes another column.",
     ),
     ConfigDefinition(
+        "trace_sample", "fraction", 0, 0, 1,
+        documentation="With table=yes: share of the keys whose requests the brokers record in the topic "
+        "__table_trace, without keys and values, for spark_jobs.workload. 0 means none, 0.01 one key of a hundred.",
+    ),
+    ConfigDefinition(
         "file_delete_delay_ms", "integer", 60_000, 0,
         documentation="Milliseconds between a segment's removal from the log and the deletion of its files.",
     ),
@@ -277,6 +295,7 @@ class TopicConfig:
     table_ttl_ms: int = 0
     columns: str = ""
     compatibility: str = "backward"
+    trace_sample: float = 0
     file_delete_delay_ms: int = 60_000
     validate: Validation = Validation.COLUMNS
     allowed_codecs: str = ",".join(CODECS)
@@ -484,6 +503,10 @@ def _check_relations(config: TopicConfig) -> None:
         raise InvalidConfigError(
             "columns with cleanup_policy=compact: rows are not compacted",
             action="Leave columns out, or set cleanup_policy=delete.",
+        )
+    if config.trace_sample and not config.is_table:
+        raise InvalidConfigError(
+            "trace_sample has no meaning for a topic that is no table", action="Set table=yes, or leave it out."
         )
     if config.segment_bytes < config.max_batch_bytes:
         raise InvalidConfigError(

@@ -11,6 +11,8 @@ import asyncio
 import structlog
 from headrace.v1 import auth_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.releases import CAPABILITIES, RELEASE
+from headrace.wire.request_trace import TRACE_TOPIC
+from headrace_server.audit.audit_writer import AUDIT_TOPIC
 from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer
@@ -44,7 +46,6 @@ from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.schema_registry import RegistryServer
 from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
-from headrace_coordinator.runtime.audit_topic import AuditTopic
 from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.first_administrator import ADMIN, MONITOR, keep_api_key
@@ -57,6 +58,7 @@ from headrace_coordinator.runtime.identity_maintenance import IdentityMaintenanc
 from headrace_coordinator.runtime.identity_policies import IdentityPolicies
 from headrace_coordinator.runtime.identity_store import IdentityStore
 from headrace_coordinator.runtime.identity_writes import IdentityWrites
+from headrace_coordinator.runtime.internal_topic import AUDIT_CONFIGS, TRACE_CONFIGS, InternalTopic
 from headrace_coordinator.runtime.issuers.issuer_keys import IssuerKeys
 from headrace_coordinator.runtime.issuers.key_fetch import KeyFetcher
 from headrace_coordinator.runtime.issuers.token_verifier import IssuerTokens
@@ -192,6 +194,7 @@ class _Coordinator:
                         ("controller", controller.run()),
                         ("lag", lag.run()),
                         ("audit_topic", self._make_audit_topic(view, store, controller).run()),
+                        ("trace_topic", self._make_trace_topic(view, store, controller).run()),
                         ("audit", self._process.make_audit_writer(self._gate, view).run()),
                         ("etcd", self._watch_etcd()),
                         *(("schemas", source.run()) for source in self._registry.sources),
@@ -301,11 +304,19 @@ class _Coordinator:
             clock_doubt=clocks.look,
         )
 
-    def _make_audit_topic(self, view: ClusterView, store: TopicStore, controller: Controller) -> AuditTopic:
+    def _make_audit_topic(self, view: ClusterView, store: TopicStore, controller: Controller) -> InternalTopic:
         def is_wanted() -> bool:
             return controller.epoch != 0 and self._gate.writes_audit
 
-        return AuditTopic(view, store, self._settings.default_replication_factor, is_wanted)
+        replicas = self._settings.default_replication_factor
+        return InternalTopic(AUDIT_TOPIC, AUDIT_CONFIGS, view, store, replicas, is_wanted)
+
+    def _make_trace_topic(self, view: ClusterView, store: TopicStore, controller: Controller) -> InternalTopic:
+        def is_wanted() -> bool:
+            return controller.epoch != 0 and any(topic.config.trace_sample for topic in view.topics.values())
+
+        replicas = self._settings.default_replication_factor
+        return InternalTopic(TRACE_TOPIC, TRACE_CONFIGS, view, store, replicas, is_wanted)
 
     async def _serve_identity(self, view: ClusterView, resolver: AmbiguousWriteResolver) -> IssuerKeys:
         """Serve sessions and administrators. The caller runs the result."""

@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from headrace.wire.request_trace import ALL_KEYS, TraceBlock, TraceFormatError, decode_block
 
-TRACE_TOPIC = "__table_trace"
-
 
 class TracedRequests(NamedTuple):
     """Requests as columns of one length; `headrace.wire.request_trace` defines them, but for `at_us`."""

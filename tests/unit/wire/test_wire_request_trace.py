@@ -20,6 +20,7 @@ from headrace.wire.request_trace import (
     block_ranges,
     decode_block,
     encode_block,
+    requests_in,
 )
 
 TABLE_ID = bytes(range(16))
@@ -214,3 +215,24 @@ def test_a_clock_that_jumps_begins_a_block() -> None:
     assert [block.requests for block in blocks] == [2, 2, 1]
     assert sum(block.seen_requests for block in blocks) == 5
     assert block_ranges(np.zeros(MAX_BLOCK_REQUESTS + 1, np.int64)) == [(0, MAX_BLOCK_REQUESTS), (32_768, 32_769)]
+
+
+def test_skipped_and_lost_requests_are_counted():
+    """Keys outside the sample count as seen, and end a gap; what a lost block had counts as seen and dropped."""
+    sampler = KeySampler(SECRET, TABLE_ID, 0.5)
+    keys = [b"%d" % number for number in range(100)]
+    places = sampler.positions(keys)
+    assert places == [place for place, key in enumerate(keys) if sampler.samples(key)]
+    buffer = TraceBuffer(sampler, "users", TABLE_ID, 4, 1)
+    for _ in range(3):
+        buffer.add(900, TableOperation.GET, RequestOutcome.HIT, keys[places[0]], 1, 1)
+    assert buffer.overflowed == 2
+    (lost,) = buffer.drain()
+    buffer.note_lost(lost)
+    buffer.skip(5, 1_000)
+    buffer.skip(0, 1_500)
+    buffer.add(1_010, TableOperation.GET, RequestOutcome.HIT, keys[places[0]], 1, 1)
+    (value,) = buffer.drain()
+    block = decode_block(value)
+    assert requests_in(value) == block.requests == 1
+    assert (block.seen_requests, block.dropped_requests, block.columns.gap_us.tolist()) == (9, 3, [10])

@@ -14,6 +14,7 @@ from itertools import groupby, islice
 from typing import NamedTuple
 
 from headrace.wire.decoded import Columns
+from headrace.wire.request_trace import RequestOutcome
 from headrace.wire.table_keys import (
     after_row,
     expiries_of,
@@ -27,6 +28,7 @@ from headrace.wire.table_keys import (
 )
 
 from headrace_broker.core.ordered_keys import OrderedKeys
+from headrace_broker.core.removed_rows import RemovedRows
 
 MANY_CHANGES = 10_000
 """Uncommitted changes up to which those that are committed by now are kept."""
@@ -93,6 +95,8 @@ class RowOffsets:
         self.rows = sum(1 for _ in groupby(keys, row_of))
         """Number of rows."""
         self.end_offset = 0
+        self.removed: RemovedRows | None = None
+        """Rows that were removed, if anyone asks why a row does not exist."""
 
     @property
     def columns(self) -> int:
@@ -108,7 +112,7 @@ class RowOffsets:
         """Apply the next change."""
         key, offset, is_deletion, expires_ms = change
         if is_deletion:
-            self._remove(key)
+            self._remove(key, RequestOutcome.MISS_DELETED)
         elif self._keys.set(key, offset):
             row = row_of(key)
             self.rows += len(self._keys.first(row, after_row(row), 2)) == 1
@@ -118,11 +122,14 @@ class RowOffsets:
         elif self._expiring:
             self._expiring.pop(key, None)
 
-    def _remove(self, key: bytes) -> None:
+    def _remove(self, key: bytes, why: RequestOutcome) -> None:
+        """Remove a key; reads of its row find `why` if that was the last one."""
         if self._keys.remove(key):
             row = row_of(key)
             if not self._keys.first(row, after_row(row), 1):
                 self.rows -= 1
+                if self.removed is not None:
+                    self.removed.note(row, why)
 
     def expire(self, now_ms: int) -> None:
         """Remove the columns that have expired; `now_ms` is the wall clock."""
@@ -130,7 +137,7 @@ class RowOffsets:
             expires_ms, key = heapq.heappop(self._expiries)
             if self._expiring.get(key) == expires_ms:
                 del self._expiring[key]
-                self._remove(key)
+                self._remove(key, RequestOutcome.MISS_EXPIRED)
 
     def forget_below(self, offset: int, start: bytes, most: int) -> bytes | None:
         """Remove columns below the log start among `most` keys from `start` on; return where to continue."""
@@ -143,7 +150,7 @@ class RowOffsets:
                 doomed.append(key)
         for key in doomed:
             self._expiring.pop(key, None)
-            self._remove(key)
+            self._remove(key, RequestOutcome.MISS)
         return last
 
     def columns_of(

@@ -93,9 +93,8 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         read = await self._begin(request.read)
         response = tables_pb2.GetRowsResponse(as_of_offset=read.as_of_offset)
         await read.add_rows(keys, wanted, response.rows)
-        hits = sum(row.version != ABSENT for row in response.rows)
-        self._metrics.hits.inc(hits)
-        self._metrics.misses.inc(len(response.rows) - hits)
+        self._metrics.hits.inc(read.hits)
+        self._metrics.misses.inc(len(read.keys) - read.hits)
         return self._end(read, response, TableCall.GET, response.rows)
 
     @unary
@@ -143,7 +142,11 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
         self._broker.check_lease(Outcome.UNKNOWN)
-        self._note(write.call, int(written.applied), started)
+        call = write.call
+        latency_us = self._note(call, int(written.applied), started)
+        if table.trace is not None and self._context.traces is not None:
+            at_us = self._context.traces.now_us() - latency_us
+            table.trace.note_write(call, write.row, write.columns.values(), at_us, latency_us, applied=written.applied)
         self._metrics.conflicts.inc(not written.applied)
         await quotas.hold(user, Use.PRODUCE, seconds / 2)
         return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)
@@ -227,15 +230,24 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         self, read: _Reading, response: ResponseT, call: TableCall, rows: Sequence[tables_pb2.TableRow]
     ) -> ResponseT:
         self._broker.check_lease(Outcome.NOT_APPLIED)
-        self._note(call, len(rows), read.started)
+        latency_us, trace = self._note(call, len(read.keys), read.started), read.table.trace
+        if trace is not None and self._context.traces is not None:
+            at_us = self._context.traces.now_us() - latency_us
+            if call is TableCall.GET:
+                trace.note_gets(read.keys, rows, read.table.removed, at_us, latency_us)
+            else:
+                trace.note_scan(read.keys, rows, at_us, latency_us)
         current = access()
         current.quotas.charge(current.caller.identity.user, Use.FETCH, read.size_bytes)
         read.partition.meter.note_read(read.size_bytes)
         return response
 
-    def _note(self, call: TableCall, rows: int, started: float) -> None:
-        self._metrics.seconds[call].observe(time.perf_counter() - started)
+    def _note(self, call: TableCall, rows: int, started: float) -> int:
+        """Count a call; return its microseconds."""
+        seconds = time.perf_counter() - started
+        self._metrics.seconds[call].observe(seconds)
         self._metrics.rows[call].inc(rows)
+        return max(1, int(seconds * 1e6))
 
     def _find(
         self, reference: topics_pb2.TopicRef, number: int, operation: Operation
@@ -280,6 +292,10 @@ class _Reading:
         self.state = state
         self.as_of_offset = as_of_offset
         self.size_bytes = 0
+        self.keys: list[bytes] = []
+        """Keys of the rows in the response."""
+        self.hits = 0
+        """Number of those that exist."""
 
     async def add_rows(self, keys: Iterable[bytes], wanted: _Wanted, rows: Any) -> None:
         """Add rows to a response until it is full; other calls run after each `_COLUMNS_PER_TURN` columns."""
@@ -320,6 +336,8 @@ class _Reading:
 
     def _add(self, row: _Row, values: Any, rows: Any) -> None:
         answer = rows.add(key=row.key, version=row.version)
+        self.keys.append(row.key)
+        self.hits += row.version != ABSENT
         self.size_bytes += len(row.key) + _ROW_BYTES
         for name, offset in row.columns:
             value = values[offset]

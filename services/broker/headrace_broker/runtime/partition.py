@@ -291,6 +291,8 @@ class Partition:
             self.table = PartitionTable(self, self.context.row_batches)
         elif not self.config.is_table:
             self.close_table()
+        if self.table is not None:
+            self.table.trace_at(self.config.trace_sample)
 
     def close_table(self) -> None:
         """Release the memory of the table, if it is one."""

@@ -15,6 +15,7 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.batch_cache import BatchCache
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
+from headrace_broker.runtime.table_trace import TableTraces
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.table_metrics import ObservedTable
 
@@ -59,6 +60,8 @@ class PartitionContext:
     """Partitions with commits since the last `maintenance.checkpoint_idle`."""
     tables: dict[KeptUp, None] = field(default_factory=dict)
     """Tables of all partitions."""
+    traces: TableTraces | None = None
+    """Request traces of the tables; `None` means that none is traced."""
     crash: Callable[[BaseException], None] = _report
     """Stops the broker after a violated invariant. Returns at once."""
 

@@ -27,9 +27,11 @@ from headrace.wire.errors import (
 )
 from headrace_server.caller_turns import next_turn
 
+from headrace_broker.core.removed_rows import RemovedRows
 from headrace_broker.core.roles import Role
 from headrace_broker.core.table_state import ColumnChange, RowOffsets, UncommittedRows, changes_of
 from headrace_broker.runtime.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
+from headrace_broker.runtime.table_trace import RequestTrace
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
@@ -66,12 +68,37 @@ class PartitionTable:
         self._metrics = self._context.metrics.tables
         self._caught_up_ms = self._context.clock.monotonic_ms()
         """When the state was last seen to have all that is committed."""
+        self.trace: RequestTrace | None = None
+        """Trace of the requests, if the table has one."""
         self._context.tables[self] = None
 
     @property
     def state(self) -> RowOffsets:
         """State as of the last read."""
         return self._state
+
+    @property
+    def removed(self) -> RemovedRows | None:
+        """Rows that were removed since the table has been traced."""
+        return self._state.removed
+
+    def trace_at(self, fraction: float) -> None:
+        """Trace requests of this fraction of the keys from now on."""
+        traces, trace = self._context.traces, self.trace
+        if traces is None or fraction == (0 if trace is None else trace.key[1]):
+            return
+        self.trace = traces.acquire(self._partition.topic, self._partition.topic_id, fraction) if fraction else None
+        self._watch_removals(is_new=False)
+        if trace is not None:
+            traces.release(trace)
+
+    def _watch_removals(self, *, is_new: bool) -> None:
+        """Note rows that are removed from the state; `is_new`: it is empty, and begins at the log start."""
+        self._state.removed = None
+        if self.trace is not None:
+            log = self._partition.open_log
+            is_complete = is_new and log.log_start_offset == 0 and log.deletions_end == 0
+            self._state.removed = RemovedRows(self.trace.sampler, is_complete=is_complete)
 
     @property
     def keys(self) -> int:
@@ -98,6 +125,7 @@ class PartitionTable:
     def close(self) -> None:
         """Release the memory, and follow the log no more."""
         self._context.tables.pop(self, None)
+        self.trace_at(0)
         if self._catching_up is not None:
             self._catching_up.cancel()
         self._batches.clear()
@@ -218,6 +246,7 @@ class PartitionTable:
     def _begin(self, state: RowOffsets, end_offset: int, crc: int) -> None:
         state.end_offset = end_offset
         self._state, self._crc = state, crc
+        self._watch_removals(is_new=not state.columns and end_offset == self._start_offset)
         self._uncommitted.begin(end_offset)
         self._batches.clear()
 

@@ -1,4 +1,4 @@
-"""Writes the audit log to the topic `__audit`, over the brokers' internal listeners, until each event is acknowledged.
+"""Writes the audit log to the topic `__audit` until each event is acknowledged.
 
 A write whose response was lost is repeated, so that an event may be there twice, with the same `server`, `time_ms` and
 `request_id`. Belongs to the event loop; `run` is a task of the app.
@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import grpc
 import structlog
-from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
-from headrace.wire.ids import BrokerId
+from headrace.v1 import topics_pb2
 
 from headrace_server.audit.audit_log import AuditLog
 from headrace_server.audit.events import AuditEvent
-from headrace_server.calls import AUTHORIZATION_KEY
 from headrace_server.clock import Clock
-from headrace_server.metadata_view import ClusterView
-from headrace_server.tls import TlsIdentity, open_channel
+from headrace_server.internal_topic_writer import InternalTopicWriter, NotWrittenError
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +24,6 @@ AUDIT_TOPIC = "__audit"
 CLIENT_ID = "headrace-audit"
 MAX_EVENTS = 500
 FLUSH_SECONDS = 1.0
-WRITE_SECONDS = 10.0
 RETRY_SECONDS = (0.5, 10.0)
 """First and longest pause after a failure."""
 
@@ -36,21 +31,10 @@ RETRY_SECONDS = (0.5, 10.0)
 class AuditWriter:
     """See the module."""
 
-    def __init__(
-        self,
-        audit_log: AuditLog,
-        view: ClusterView,
-        server_name: str,
-        make_token: Callable[[], str],
-        tls: TlsIdentity | None,
-        clock: Clock,
-    ) -> None:
-        """`make_token` returns a token of this server; `tls` is its client identity, `None` means plain text."""
+    def __init__(self, audit_log: AuditLog, writer: InternalTopicWriter, clock: Clock) -> None:
+        """`writer` is of the topic."""
         self._audit_log = audit_log
-        self._view = view
-        self._server_name = server_name
-        self._make_token = make_token
-        self._tls = tls
+        self._writer = writer
         self._clock = clock
         self._failures = 0
 
@@ -75,7 +59,7 @@ class AuditWriter:
                 await self._write(events)
             except BaseException as error:
                 self._audit_log.give_back(events)
-                if not isinstance(error, _NotWrittenError | grpc.aio.AioRpcError):
+                if not isinstance(error, NotWrittenError):
                     raise
                 await self._pause(error)
             else:
@@ -84,43 +68,11 @@ class AuditWriter:
     async def _pause(self, error: Exception) -> None:
         first, longest = RETRY_SECONDS
         if self._failures == 0:
-            cause = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            log.warning("audit_not_written", cause=cause)
+            log.warning("audit_not_written", cause=str(error))
         await asyncio.sleep(min(longest, first * 2**self._failures))
         self._failures = min(self._failures + 1, 10)
 
     async def _write(self, events: Sequence[AuditEvent]) -> None:
-        topic = self._view.topics.get(AUDIT_TOPIC)
-        if topic is None:
-            raise _NotWrittenError("the controller has not created the topic yet")
-        partition = sum(self._server_name.encode()) % topic.partitions
-        entry = self._view.partition(topic.topic_id, partition)
-        leader = None if entry is None else self._view.brokers.get(BrokerId(entry.state.leader_id))
-        if leader is None:
-            raise _NotWrittenError("the partition has no leader")
-        records = [topics_pb2.Record(value=event.to_json(), timestamp_ms=event.time_ms) for event in events]
-        request = broker_pb2.ProduceRequest(
-            client_id=CLIENT_ID,
-            acks=broker_pb2.ACKS_ALL,
-            timeout_ms=round(WRITE_SECONDS * 1000),
-            topics=[
-                broker_pb2.TopicProduce(
-                    topic=topics_pb2.TopicRef(topic_id=topic.topic_id),
-                    partitions=[broker_pb2.PartitionProduce(partition=partition, records=records)],
-                )
-            ],
+        await self._writer.write(
+            [topics_pb2.Record(value=event.to_json(), timestamp_ms=event.time_ms) for event in events]
         )
-        metadata = ((AUTHORIZATION_KEY, f"Bearer {self._make_token()}"),)
-        async with open_channel(leader.live.internal_address, _CHANNEL_OPTIONS, self._tls) as channel:
-            stub = broker_pb2_grpc.BrokerServiceStub(channel)
-            response = await stub.Produce(request, timeout=WRITE_SECONDS + 1, metadata=metadata)
-        result = response.topics[0].partitions[0]
-        if result.HasField("error"):
-            raise _NotWrittenError(result.error.message)
-
-
-class _NotWrittenError(Exception):
-    """The events were not written, or not acknowledged."""
-
-
-_CHANNEL_OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))

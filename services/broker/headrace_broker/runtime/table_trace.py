@@ -1,0 +1,196 @@
+"""Request trace of tables with `trace_sample`: their requests here, and the task that writes them to `__table_trace`.
+
+What a call costs is a checksum of each key; keys that are not in the sample are only counted. Memory is bounded: what
+cannot be written in time is dropped and counted, in the metrics and in the next block
+(`docs/reference/trace-format.md`). Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import structlog
+from headrace.v1 import tables_pb2, topics_pb2
+from headrace.wire.ids import BrokerId
+from headrace.wire.request_trace import (
+    KeySampler,
+    RequestOutcome,
+    TableOperation,
+    TraceBuffer,
+    requests_in,
+)
+from headrace.wire.table_keys import ABSENT
+from headrace_server.internal_topic_writer import NotWrittenError
+
+from headrace_broker.core.removed_rows import RemovedRows
+from headrace_broker.table_metrics import TableCall, TableMetrics
+
+log = structlog.get_logger(__name__)
+
+CLIENT_ID = "headrace-table-trace"
+FLUSH_SECONDS = 2.0
+MAX_PENDING_BYTES = 4 << 20
+"""Bytes of blocks that wait to be written; older ones are dropped."""
+MAX_WRITE_BYTES = 512 << 10
+"""Bytes of blocks in one write, which must fit into a batch."""
+_OPERATIONS = {
+    TableCall.PUT: TableOperation.PUT,
+    TableCall.DELETE: TableOperation.DELETE,
+    TableCall.COMPARE_AND_PUT: TableOperation.COMPARE_AND_PUT,
+}
+
+
+class RecordWriter(Protocol):
+    """An `InternalTopicWriter`."""
+
+    async def write(self, records: Sequence[topics_pb2.Record]) -> None:
+        """Write records; raise NotWrittenError."""
+
+
+class RequestTrace:
+    """Trace of one table at this broker, of all its partitions."""
+
+    def __init__(self, buffer: TraceBuffer, sampler: KeySampler, key: tuple[bytes, float]) -> None:
+        """`key` is the table and its sampled fraction."""
+        self.buffer = buffer
+        self.sampler = sampler
+        self.key = key
+        self.overflowed = 0
+        """`overflowed` of the buffer at its last block."""
+        self.users = 0
+        """Partitions that note requests here."""
+
+    def note_gets(
+        self,
+        keys: Sequence[bytes],
+        rows: Sequence[tables_pb2.TableRow],
+        removed: RemovedRows | None,
+        at_us: int,
+        latency_us: int,
+    ) -> None:
+        """Note rows that were read by their keys, which are `keys`."""
+        sampled = self.sampler.positions(keys)
+        for place in sampled:
+            row = rows[place]
+            outcome = RequestOutcome.HIT if row.columns else RequestOutcome.MISS
+            if removed is not None and row.version == ABSENT:
+                outcome = removed.outcome_of(row.key)
+            self.buffer.add(at_us, TableOperation.GET, outcome, row.key, _value_bytes(row), latency_us)
+        self.buffer.skip(len(keys) - len(sampled), at_us)
+
+    def note_scan(
+        self, keys: Sequence[bytes], rows: Sequence[tables_pb2.TableRow], at_us: int, latency_us: int
+    ) -> None:
+        """Note the rows of a page of a scan, whose keys are `keys`."""
+        sampled = self.sampler.positions(keys)
+        for place in sampled:
+            row = rows[place]
+            self.buffer.add(at_us, TableOperation.SCAN, RequestOutcome.DONE, row.key, _value_bytes(row), latency_us)
+        self.buffer.skip(len(keys) - len(sampled), at_us)
+
+    def note_write(
+        self, call: TableCall, key: bytes, values: Iterable[bytes | None], at_us: int, latency_us: int, *, applied: bool
+    ) -> None:
+        """Note the write of a row."""
+        if not self.sampler.samples(key):
+            self.buffer.skip(1, at_us)
+            return
+        size_bytes = sum(len(value) for value in values if value is not None)
+        outcome = RequestOutcome.DONE if applied else RequestOutcome.CONFLICT
+        self.buffer.add(at_us, _OPERATIONS[call], outcome, key, size_bytes, latency_us)
+
+
+class _Block(NamedTuple):
+    trace: RequestTrace
+    value: bytes
+
+
+class TableTraces:
+    """Traces of all tables of a broker."""
+
+    def __init__(self, secret: bytes, broker_id: BrokerId, metrics: TableMetrics, now_us: Callable[[], int]) -> None:
+        """`secret` is a key derived from the cluster's; `now_us` is the wall clock in microseconds since 1970."""
+        self._secret = secret
+        self._broker_id = broker_id
+        self._metrics = metrics
+        self.now_us = now_us
+        self._traces: dict[tuple[bytes, float], RequestTrace] = {}
+        self._pending: deque[_Block] = deque()
+        self._pending_bytes = 0
+
+    def acquire(self, table: str, table_id: bytes, fraction: float) -> RequestTrace:
+        """Return the trace of a table at a fraction above 0, for one of its partitions, until `release`."""
+        key = table_id, fraction
+        found = self._traces.get(key)
+        if found is None:
+            sampler = KeySampler(self._secret, table_id, fraction)
+            found = self._traces[key] = RequestTrace(
+                TraceBuffer(sampler, table, table_id, self._broker_id), sampler, key
+            )
+        found.users += 1
+        return found
+
+    def release(self, trace: RequestTrace) -> None:
+        """Undo an `acquire`; without a user the trace ends, and what it has is written."""
+        trace.users -= 1
+        if not trace.users:
+            self._drain(trace)
+            del self._traces[trace.key]
+
+    def _drain(self, trace: RequestTrace) -> None:
+        values = trace.buffer.drain()
+        self._metrics.trace_dropped.inc(trace.buffer.overflowed - trace.overflowed)
+        trace.overflowed = trace.buffer.overflowed
+        self._pending.extend(_Block(trace, value) for value in values)
+        self._pending_bytes += sum(map(len, values))
+        while self._pending_bytes > MAX_PENDING_BYTES:
+            block = self._pending.popleft()
+            self._pending_bytes -= len(block.value)
+            block.trace.buffer.note_lost(block.value)
+            self._metrics.trace_dropped.inc(requests_in(block.value))
+
+    async def run(self, writer: RecordWriter) -> None:
+        """Write blocks every FLUSH_SECONDS, until cancelled."""
+        failing = False
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            try:
+                await self.flush(writer)
+                failing = False
+            except NotWrittenError as error:
+                if not failing:
+                    log.warning("table_trace_not_written", cause=str(error))
+                failing = True
+
+    async def flush(self, writer: RecordWriter) -> None:
+        """Write what was noted.
+
+        Raises:
+            NotWrittenError: If it is not written; it stays, as far as there is room.
+        """
+        for trace in list(self._traces.values()):
+            self._drain(trace)
+        while self._pending:
+            await self._write_some(writer)
+
+    async def _write_some(self, writer: RecordWriter) -> None:
+        blocks = [self._pending.popleft()]
+        size_bytes = len(blocks[0].value)
+        while self._pending and size_bytes + len(self._pending[0].value) <= MAX_WRITE_BYTES:
+            blocks.append(self._pending.popleft())
+            size_bytes += len(blocks[-1].value)
+        time_ms = self.now_us() // 1000
+        try:
+            await writer.write([topics_pb2.Record(value=block.value, timestamp_ms=time_ms) for block in blocks])
+        except NotWrittenError:
+            self._pending.extendleft(reversed(blocks))
+            raise
+        self._pending_bytes -= size_bytes
+        self._metrics.trace_requests.inc(sum(requests_in(block.value) for block in blocks))
+
+
+def _value_bytes(row: tables_pb2.TableRow) -> int:
+    return sum(len(column.value) for column in row.columns)

@@ -1,0 +1,178 @@
+"""The request trace of tables: what is noted, written, and dropped where it cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from headrace.v1 import tables_pb2, topics_pb2
+from headrace.wire.ids import BrokerId
+from headrace.wire.request_trace import KeySampler, RequestOutcome, TableOperation, TraceBlock, decode_block
+from headrace.wire.table_keys import row_start
+from headrace_broker.core import removed_rows
+from headrace_broker.core.removed_rows import RemovedRows
+from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.runtime import table_trace
+from headrace_broker.runtime.table_trace import TableTraces
+from headrace_broker.runtime.table_writes import TableWrites
+from headrace_broker.table_metrics import TableCall, TableMetrics
+from headrace_server.internal_topic_writer import NotWrittenError
+from prometheus_client import CollectorRegistry
+
+from tests.unit.broker.test_broker_runtime import leading_partition
+from tests.unit.broker.test_broker_table import CONFIG, read, write
+
+TABLE_ID = bytes(16)
+SECRET = b"secret"
+AT_US = 1_700_000_000_000_000
+
+
+class Topic:
+    """Fake writer of `__table_trace`."""
+
+    def __init__(self) -> None:
+        self.blocks: list[TraceBlock] = []
+        self.is_away = False
+        self.writes = 0
+
+    async def write(self, records: Sequence[topics_pb2.Record]) -> None:
+        if self.is_away:
+            raise NotWrittenError("the partition has no leader")
+        self.writes += 1
+        self.blocks += [decode_block(record.value) for record in records]
+
+
+@pytest.fixture
+def metrics() -> TableMetrics:
+    return BrokerMetrics(CollectorRegistry()).tables
+
+
+@pytest.fixture
+def traces(metrics: TableMetrics) -> TableTraces:
+    return TableTraces(SECRET, BrokerId(4), metrics, lambda: AT_US)
+
+
+def row(key: bytes, *values: bytes, version: int = 7) -> tables_pb2.TableRow:
+    columns = [tables_pb2.TableColumn(name=b"c", value=value) for value in values]
+    return tables_pb2.TableRow(key=key, columns=columns, version=version if values else -1)
+
+
+async def test_requests_become_blocks(traces: TableTraces, metrics: TableMetrics) -> None:
+    """Operations, outcomes, sizes; never a key or a value."""
+    trace, topic = traces.acquire("users", TABLE_ID, 1.0), Topic()
+    removed = RemovedRows(trace.sampler, is_complete=True)
+    removed.note(row_start(b"gone"), RequestOutcome.MISS_EXPIRED)
+    rows = [row(b"ada", b"12", b"345"), row(b"gone"), row(b"never"), row(b"other")]
+    rows[3].version = 3  # It exists, without the columns that were asked for.
+    trace.note_gets([each.key for each in rows], rows, removed, AT_US, 90)
+    trace.note_scan([b"ada"], [row(b"ada", b"12345")], AT_US + 5, 40)
+    trace.note_write(TableCall.COMPARE_AND_PUT, b"ada", [b"123", None], AT_US + 7, 30, applied=False)
+    trace.note_write(TableCall.DELETE, b"bob", [None], AT_US + 9, 30, applied=True)
+    await traces.flush(topic)
+    (block,) = topic.blocks
+    get, scan, delete = TableOperation.GET, TableOperation.SCAN, TableOperation.DELETE
+    assert block.columns.operation.tolist() == [get] * 4 + [scan, TableOperation.COMPARE_AND_PUT, delete]
+    hit, done, miss = RequestOutcome.HIT, RequestOutcome.DONE, RequestOutcome.MISS
+    expired, never = RequestOutcome.MISS_EXPIRED, RequestOutcome.MISS_NEVER_WRITTEN
+    assert block.columns.outcome.tolist() == [hit, expired, never, miss, done, RequestOutcome.CONFLICT, done]
+    assert block.columns.value_bytes.tolist() == [5, 0, 0, 0, 5, 3, 0]
+    assert block.columns.key_bytes.tolist() == [3, 4, 5, 5, 3, 3, 3]
+    assert block.columns.latency_us.tolist() == [90] * 4 + [40, 30, 30]
+    assert (block.table, block.server_id, block.seen_requests) == ("users", 4, 7)
+    assert (metrics.trace_requests.value, metrics.trace_dropped.value) == (7, 0)
+
+
+async def test_keys_are_sampled(traces: TableTraces) -> None:
+    """All requests of a key, or none; the others are counted."""
+    trace, topic = traces.acquire("users", TABLE_ID, 0.1), Topic()
+    keys = [b"user-%d" % number for number in range(1_000)]
+    for _ in range(2):
+        trace.note_gets(keys, [row(key, b"1") for key in keys], None, AT_US, 1)
+    for key in keys:
+        trace.note_write(TableCall.PUT, key, [b"1"], AT_US, 1, applied=True)
+    await traces.flush(topic)
+    (block,) = topic.blocks
+    sampler = KeySampler(SECRET, TABLE_ID, 0.1)
+    sampled = [sampler.key_hash(key) for key in keys if sampler.samples(key)]
+    assert 50 < len(sampled) < 150
+    assert block.columns.key_hash.tolist() == sampled * 3
+    assert block.seen_requests == 3_000
+
+
+async def test_what_is_not_written_is_dropped_and_counted(
+    traces: TableTraces, metrics: TableMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a bound of memory the newest blocks wait; a block that is written later says how many are missing."""
+    monkeypatch.setattr(table_trace, "MAX_PENDING_BYTES", 1_000)
+    monkeypatch.setattr(table_trace, "MAX_WRITE_BYTES", 400)
+    trace, topic = traces.acquire("users", TABLE_ID, 1.0), Topic()
+    topic.is_away = True
+    for _ in range(30):
+        trace.note_gets([b"ada"] * 5, [row(b"ada", b"1")] * 5, None, AT_US, 1)
+        with pytest.raises(NotWrittenError):
+            await traces.flush(topic)
+    assert traces._pending_bytes <= 1_000
+    topic.is_away = False
+    await traces.flush(topic)
+    trace.note_gets([b"ada"], [row(b"ada", b"1")], None, AT_US, 1)
+    await traces.flush(topic)
+    written, dropped = (
+        sum(block.requests for block in topic.blocks),
+        sum(each.dropped_requests for each in topic.blocks),
+    )
+    assert written + dropped == 151
+    assert 0 < written < 30
+    assert topic.writes > 1
+    assert (metrics.trace_requests.value, metrics.trace_dropped.value) == (written, dropped)
+
+
+async def test_another_fraction_is_another_trace(traces: TableTraces) -> None:
+    """What the one before has is written when its last partition has left it."""
+    topic, old = Topic(), traces.acquire("users", TABLE_ID, 1.0)
+    assert traces.acquire("users", TABLE_ID, 1.0) is old
+    new = traces.acquire("users", TABLE_ID, 0.5)
+    traces.release(old)
+    old.note_gets([b"ada"], [row(b"ada", b"1")], None, AT_US, 1)
+    traces.release(old)
+    assert list(traces._traces.values()) == [new]
+    await traces.flush(topic)
+    assert [block.requests for block in topic.blocks] == [1]
+
+
+async def test_causes_of_misses(tmp_path: Path, traces: TableTraces) -> None:
+    """Deleted, expired, never written; unknown for what was removed before the trace began."""
+    async with leading_partition(tmp_path) as partition:
+        object.__setattr__(partition.context, "traces", traces)
+        partition.update_config(replace(CONFIG, trace_sample=1.0))
+        table = partition.table
+        assert table is not None
+        writes = TableWrites(partition, table)
+        now_ms = partition.context.clock.now_ms()
+        for key, expires_ms in ((b"deleted", 0), (b"expired", now_ms - 1), (b"there", 0)):
+            await writes.write(write(key, {b"a": b"1"}, expires_ms=expires_ms), 5.0)
+        await writes.write(write(b"deleted"), 5.0)
+        await read(partition, b"there")
+        assert table.removed is not None
+        keys = (b"deleted", b"expired", b"never")
+        assert [table.removed.outcome_of(key) for key in keys] == [
+            RequestOutcome.MISS_DELETED, RequestOutcome.MISS_EXPIRED, RequestOutcome.MISS_NEVER_WRITTEN,
+        ]  # fmt: skip
+        partition.update_config(replace(CONFIG, trace_sample=0.5))
+        assert table.trace is not None
+        assert table.removed.outcome_of(b"deleted") is RequestOutcome.MISS
+        partition.update_config(CONFIG)
+        assert table.trace is table.removed is None
+        assert not traces._traces
+
+
+def test_few_removed_rows_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more, the causes are unknown."""
+    monkeypatch.setattr(removed_rows, "MOST", 10)
+    removed = RemovedRows(KeySampler(SECRET, TABLE_ID, 1.0), is_complete=True)
+    for number in range(11):
+        assert removed.is_complete
+        removed.note(row_start(b"%d" % number), RequestOutcome.MISS_DELETED)
+    assert removed.outcome_of(b"0") is removed.outcome_of(b"never") is RequestOutcome.MISS
+    assert removed.outcome_of(b"10") is RequestOutcome.MISS_DELETED
