@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import Mutant, Simulation, Test, never, replace
+from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
 
 UNIT = "tests/unit/broker/test_broker_table.py::"
+PURGED = "It searches no files."
 TABLE = {"compacts": True, "is_table": True, "retention_ms": -1, "producers": (), "produce_period_ms": 20}
 
 TABLES = (
@@ -86,6 +87,38 @@ TABLES = (
         replace("min(high_watermark, partition.table.state.end_offset)", "high_watermark"),
         "A deletion goes before the table's state has read it, which keeps a key without a record.",
         Test(UNIT + "test_only_what_the_state_has_is_compacted", "Its states are kept up all the time."),
+    ),
+    Mutant(
+        "existing-row-purged",
+        "H156",
+        "TablePurge._check_deleted",
+        never("any(offset < wanted.before_offset for _, offset in state.columns_of(key))"),
+        "A row goes that is not deleted.",
+        Test("tests/unit/broker/test_broker_table_purge.py::test_a_row_that_exists_is_not_purged", PURGED),
+    ),
+    Mutant(
+        "purged-row-in-a-batch-of-a-retry",
+        "H156",
+        "LogCompaction._select_undeleted",
+        replace("is_whole and (gone is None or not gone.any())", "is_whole"),
+        "A batch that its producer may send again stays as it is, with a purged row.",
+        Test("tests/unit/log/test_log_purge.py::test_young_segments_and_batches_of_retries_are_no_reason", PURGED),
+    ),
+    Mutant(
+        "purged-file-comes-back",
+        "H156",
+        "LogRetention.purge_deleted_files",
+        drop("self._segments.filesystem.fsync_directory(state.directory)"),
+        "After a loss of power the file that was unlinked has its name again.",
+        Test("tests/unit/log/test_log_purge.py::test_no_file_has_what_was_purged", PURGED),
+    ),
+    Mutant(
+        "later-write-purged",
+        "H156",
+        "PurgedRecords.removed",
+        replace("self.before_offset", "1 << 60"),
+        "A row that was written again goes with what it was before.",
+        Test("tests/unit/log/test_log_purge.py::test_what_was_written_later_stays", PURGED),
     ),
     Mutant(
         "write-sent-again-decided-again",

@@ -164,6 +164,11 @@ def _table_read() -> tables_pb2.TableRead:
     return tables_pb2.TableRead(table=topics_pb2.TopicRef(name=TABLE), timeout_ms=50_000)
 
 
+def purge_rows(**fields: Any) -> tables_pb2.PurgeRowsRequest:
+    """Return a purge of the table."""
+    return tables_pb2.PurgeRowsRequest(table=_table_read().table, timeout_ms=20_000, **fields)
+
+
 def write_row(*, delete_row: bool) -> Message:
     """A row of as many columns as a request may name, or the deletion of one that has as many."""
     names = [] if delete_row else [b"%05d" % number for number in range(9_900)]
@@ -207,6 +212,7 @@ _largest(
 _largest(_TABLE + "ScanRows", lambda _: tables_pb2.ScanRowsRequest(read=_table_read()))
 _largest(_TABLE + "CountRows", lambda _: tables_pb2.CountRowsRequest(read=_table_read()))
 _largest(_TABLE + "WriteRow", lambda _: write_row(delete_row=False), lambda _: write_row(delete_row=True))
+_largest(_TABLE + "PurgeRows", lambda _: purge_rows(keys=[b"absent-%d" % number for number in range(10_000)]))
 for _service in (_BROKER, _CLUSTER):
     _largest(
         _service + "GetMetadata",

@@ -258,6 +258,17 @@ class PartitionLog:
             self._writer.roll()
             return True
 
+    def close_below(self, offset: int) -> Offset:
+        """Close the active segment if it has records below `offset`, and fsync it; return the end of closed ones."""
+        with self._turn:
+            self._state.check_online()
+            active = self._segments.active
+            if active.size_bytes and active.base_offset < offset:
+                self._writer.roll()
+            end_offset = self._segments.active.base_offset
+        self.flush()
+        return Offset(end_offset)
+
     # -- epochs ----------------------------------------------------------------------------------------------------
 
     def start_epoch(self, leader_epoch: int) -> Offset:

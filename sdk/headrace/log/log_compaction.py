@@ -31,6 +31,7 @@ from headrace.log.key_offsets import KEY_BYTES, KeyOffsets, Keys
 from headrace.log.log_retention import LogRetention
 from headrace.log.log_state import LogState
 from headrace.log.open_files import pin_empty
+from headrace.log.purged_records import PurgedRecords
 from headrace.log.scan import BadBatch, ChainPoint, check_batches
 from headrace.log.segment import Segment, SegmentName
 from headrace.log.segments import SegmentGoneError
@@ -79,6 +80,10 @@ class Kept(NamedTuple):
 
 
 NOTHING_KEPT = Kept()
+
+
+class _InterruptedError(Exception):
+    """The log was truncated, cut off at its start or closed meanwhile; never leaves this module."""
 
 
 @dataclass(slots=True)
@@ -186,15 +191,38 @@ class LogCompaction:
         the log is as it was, or compacted in part.
         """
         with self._running:
-            return self._compact(now_ms, high_watermark, kept)
+            parts = self._parts(now_ms, high_watermark)
+            try:
+                return self._compact(parts, now_ms, kept) if parts else None
+            except _InterruptedError:
+                return None
 
-    def _compact(self, now_ms: int, high_watermark: int, kept: Kept) -> CompactionReport | None:
-        parts = self._parts(now_ms, high_watermark)
-        if not parts:
-            return None
+    def purge(
+        self, now_ms: int, high_watermark: int, kept: Kept, purged: PurgedRecords, end_offset: int
+    ) -> CompactionReport | None:
+        """Compact as `compact`, without some records whatever their age; everything below `end_offset` is closed.
+
+        A batch with such a record is not `kept` as it is. Return `None` if not everything below `end_offset` could be
+        compacted: the log was truncated or closed meanwhile, or that is not committed or fsynced; try again.
+        """
+        with self._running:
+            parts = self._parts(now_ms, high_watermark, waits=False)
+            with self._segments.lock:
+                start_offset = self._segments.items[0].base_offset
+            if (parts[-1].end_offset if parts else start_offset) < end_offset:
+                return None
+            try:
+                return self._compact(parts, now_ms, kept, purged) if parts else CompactionReport(0, 0, 0, 0, 0)
+            except _InterruptedError:
+                return None
+
+    def _compact(
+        self, parts: Sequence[_Part], now_ms: int, kept: Kept, purged: PurgedRecords | None = None
+    ) -> CompactionReport:
+        """Compact these segments; raise _InterruptedError if they are not those of the log any more."""
         truncations = self._state.truncations
         try:
-            self._select(parts, now_ms, kept)
+            self._select(parts, now_ms, kept, purged)
             found = [group for group in self._groups(parts) if _is_worth(group)]
             self._raise(truncations, deletions=max(part.deletions_end for part in parts))
             written = 0
@@ -211,7 +239,8 @@ class LogCompaction:
                 or self._state.truncations != truncations
                 or any(not self._has(part.segment) for part in parts)
             ):
-                return None  # A truncation, retention or the end of the log was faster.
+                # A truncation, retention or the end of the log was faster.
+                raise _InterruptedError from None
             raise
         self._compacted_end, self._compacted_ms = end_offset, now_ms
         replaced = [part for group in found for part in group]
@@ -238,17 +267,18 @@ class LogCompaction:
             if state.flushed.segment != state.end.segment:
                 self._durability.flush_dirty()
 
-    def _parts(self, now_ms: int, high_watermark: int) -> list[_Part]:
-        """Return the segments that may be compacted: closed, fsynced, committed, and not too young."""
+    def _parts(self, now_ms: int, high_watermark: int, *, waits: bool = True) -> list[_Part]:
+        """Return the segments that may be compacted: closed, fsynced, committed, and if it `waits` not too young."""
         self._settle_end()
         state, segments = self._state, self._segments
         with segments.lock:
             pairs = list(pairwise(segments.items))
             limit = min(high_watermark, state.flushed.offset)
-        oldest_ms = now_ms - state.settings.min_compaction_lag_ms
+        lag_ms = state.settings.min_compaction_lag_ms if waits else 0
+        oldest_ms = now_ms - lag_ms
         parts: list[_Part] = []
         for segment, following in pairs:
-            is_young = state.settings.min_compaction_lag_ms and self._retention.last_append_ms(segment) > oldest_ms
+            is_young = lag_ms and self._retention.last_append_ms(segment) > oldest_ms
             if following.base_offset > limit or segment.base_offset >= state.flushed.segment or is_young:
                 break
             parts.append(_Part(segment, following.base_offset))
@@ -301,10 +331,10 @@ class LogCompaction:
 
     # --- which records stay ---
 
-    def _select(self, parts: Sequence[_Part], now_ms: int, kept: Kept) -> None:
+    def _select(self, parts: Sequence[_Part], now_ms: int, kept: Kept, purged: PurgedRecords | None) -> None:
         """Find the records that stay: the newest of each key, unless it is an old deletion or has long expired."""
         for part in parts:
-            self._select_undeleted(part, now_ms, kept)
+            self._select_undeleted(part, now_ms, kept, purged)
             if part.whole_start < MAX_OFFSET:  # A deletion behind it may delete what it has.
                 kept = kept._replace(deletions_from=part.whole_start)
         dirty = [part for part in parts if part.end_offset > self._ends.unique]
@@ -315,17 +345,21 @@ class LogCompaction:
         for part in parts:
             part.removed = sum(int((~rows).sum()) for rows in part.rows if rows is not None)
 
-    def _select_undeleted(self, part: _Part, now_ms: int, kept: Kept) -> None:
+    def _select_undeleted(self, part: _Part, now_ms: int, kept: Kept, purged: PurgedRecords | None) -> None:
         oldest_ms = now_ms - self._state.settings.delete_retention_ms
         for columns, header, _ in self._batches(part.segment):
             at_ms = header.append_timestamp_ms
             is_whole = header.base_offset in kept.batches and at_ms > now_ms - kept.batches_ms
+            gone = None if purged is None or columns is None else purged.removed(columns, now_ms)
+            is_whole = is_whole and (gone is None or not gone.any())
             if is_whole:
                 part.whole_start = min(part.whole_start, header.base_offset)
             is_kept = header.end_offset > min(kept.deletions_from, part.whole_start) or at_ms > oldest_ms
             rows = np.ones(header.record_count, np.bool_) if is_kept else _undeleted(columns, header)
             if not is_kept and self._state.settings.expires_records:
                 rows &= _unexpired(columns, oldest_ms)
+            if gone is not None:
+                rows &= ~gone
             is_copied = is_whole or columns is None or (columns.key_column is None and header.record_count)
             part.rows.append(None if is_copied else rows)
             if not rows.all():

@@ -119,3 +119,12 @@ class LogRetention:
         self._remove_below_start()
         with self._durability.round_lock, state.disk():
             return self._deleted.remove_due(now_ms, state.settings.file_delete_delay_ms)
+
+    def purge_deleted_files(self) -> int:
+        """Unlink unpinned files without a delay, durably; return the number of segments left, which are being read."""
+        state = self._state
+        self._remove_below_start()
+        with self._durability.round_lock, state.disk():
+            left = self._deleted.remove_unpinned()
+            self._segments.filesystem.fsync_directory(state.directory)
+            return left

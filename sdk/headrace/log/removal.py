@@ -83,6 +83,15 @@ class DeletedFiles:
         self._waiting = left
         return len(left)
 
+    def remove_unpinned(self) -> int:
+        """Unlink unpinned files whatever their delay; return the number left."""
+        left = [each for each in self._waiting if each[2] is not None and each[2].pins]
+        for each in self._waiting:
+            if each not in left:
+                self._unlink(each[1])
+        self._waiting = left
+        return len(left)
+
     def _unlink(self, stem: str) -> None:
         filesystem = self._files.filesystem
         for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):

@@ -166,3 +166,33 @@ class WriteRowResponse(_message.Message):
     version: int
     records: int
     def __init__(self, applied: bool = ..., version: _Optional[int] = ..., records: _Optional[int] = ...) -> None: ...
+
+class PurgeRowsRequest(_message.Message):
+    __slots__ = ("table", "partition", "keys", "prefix", "deleted", "before_offset", "timeout_ms")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    table: _topics_pb2.TopicRef
+    partition: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    prefix: bytes
+    deleted: bool
+    before_offset: int
+    timeout_ms: int
+    def __init__(self, table: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partition: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., prefix: _Optional[bytes] = ..., deleted: bool = ..., before_offset: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class PurgeRowsResponse(_message.Message):
+    __slots__ = ("broker_id", "done", "removed_records", "read_bytes")
+    BROKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    broker_id: int
+    done: bool
+    removed_records: int
+    read_bytes: int
+    def __init__(self, broker_id: _Optional[int] = ..., done: bool = ..., removed_records: _Optional[int] = ..., read_bytes: _Optional[int] = ...) -> None: ...

@@ -40,6 +40,11 @@ class TableServiceStub(object):
                 request_serializer=headrace_dot_v1_dot_tables__pb2.WriteRowRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_tables__pb2.WriteRowResponse.FromString,
                 )
+        self.PurgeRows = channel.unary_unary(
+                '/headrace.v1.TableService/PurgeRows',
+                request_serializer=headrace_dot_v1_dot_tables__pb2.PurgeRowsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_tables__pb2.PurgeRowsResponse.FromString,
+                )
 
 
 class TableServiceServicer(object):
@@ -79,6 +84,14 @@ class TableServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PurgeRows(self, request, context):
+        """Removes what is left of deleted rows from the files of one replica, at once: their values, and the deletions with
+        their keys. Every replica of a partition is asked by itself, followers before the leader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TableServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -101,6 +114,11 @@ def add_TableServiceServicer_to_server(servicer, server):
                     servicer.WriteRow,
                     request_deserializer=headrace_dot_v1_dot_tables__pb2.WriteRowRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_tables__pb2.WriteRowResponse.SerializeToString,
+            ),
+            'PurgeRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeRows,
+                    request_deserializer=headrace_dot_v1_dot_tables__pb2.PurgeRowsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_tables__pb2.PurgeRowsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -183,5 +201,22 @@ class TableService(object):
         return grpc.experimental.unary_unary(request, target, '/headrace.v1.TableService/WriteRow',
             headrace_dot_v1_dot_tables__pb2.WriteRowRequest.SerializeToString,
             headrace_dot_v1_dot_tables__pb2.WriteRowResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def PurgeRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/headrace.v1.TableService/PurgeRows',
+            headrace_dot_v1_dot_tables__pb2.PurgeRowsRequest.SerializeToString,
+            headrace_dot_v1_dot_tables__pb2.PurgeRowsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -128,6 +128,7 @@ METHODS: dict[str, Method] = {
     "/headrace.v1.TableService/ScanRows": _topics(_READ, _SMALL),
     "/headrace.v1.TableService/CountRows": _topics(_READ, _SMALL),
     "/headrace.v1.TableService/WriteRow": _topics(_WRITE, Method(2 * MIB, 10_000)),
+    "/headrace.v1.TableService/PurgeRows": _act(_topics(_DELETE, _DATA)),
     "/headrace.v1.ClusterService/GetMetadata": _topics(_DESCRIBE, _DATA),
     "/headrace.v1.ClusterService/CreateTopics": _act(_topics(_CREATE, Method(2 * MIB, 64_000))),
     "/headrace.v1.ClusterService/DeleteTopics": _act(_topics(_DELETE, _DATA)),

@@ -1,4 +1,4 @@
-"""`headrace table`: create, describe, put, get, delete, scan, count."""
+"""`headrace table`: create, describe, put, get, delete, scan, count, purge."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,11 +16,14 @@ from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.common.topic_options import Config, NewPartitions, ReplicationFactor
 from headrace.cli.records.offset_plan import parse_duration
+from headrace.cli.table.purge import purge
 
 if TYPE_CHECKING:
     from headrace.client.table.rows import Row
 
 app = typer.Typer(help="Create tables, and read and write their rows.", no_args_is_help=True, rich_markup_mode=None)
+
+app.command("purge")(purge)
 
 NewTable = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]

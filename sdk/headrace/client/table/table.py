@@ -18,6 +18,7 @@ from headrace.client.base.settings_types import TableSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection import Connections
+from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.rows import Row, TableCount, column_slice, key_of
 from headrace.client.table.table_operations import ScanRange, TableOperations
 from headrace.wire.errors import OffsetNotAvailableError, TimedOutError
@@ -50,6 +51,7 @@ class Table:
         self._config = config = build(TableConfig, settings)
         self._connections = Connections("Table", config)
         self._operations = TableOperations(name, config, BootstrapClient(config))
+        self._purges = PurgeOperations(name, config, BootstrapClient(config))
         self._fork = ForkGuard(self._after_fork)
         self._is_forked = False
 
@@ -235,6 +237,42 @@ class Table:
         if gone is not None and not gone:
             raise ConfigError("columns is empty", action="Leave it out to delete the row.")
         self._run(self._operations.write(key, gone, if_version=if_version, ttl_ms=0, timeout=timeout))
+
+    def purge(
+        self,
+        keys: Iterable[str | bytes] = (),
+        *,
+        prefix: str | bytes | None = None,
+        deleted: bool = False,
+        timeout: float = PURGE_S,
+    ) -> Iterator[PurgedReplica]:
+        """Delete rows, and remove what is left of them from the files of every replica, at once.
+
+        Yields each replica once it has nothing of them any more, or with the problem why it has. Each compacts its log
+        for that: expensive, so purge many rows by one call. Columns that are written meanwhile stay.
+
+        Args:
+            keys: keys of rows, which are deleted first.
+            prefix: instead, all rows whose keys begin with it, which are deleted first.
+            deleted: instead, all that is deleted already or has expired.
+            timeout: seconds, for each replica.
+
+        Raises:
+            HeadraceError: If a row cannot be deleted, or the table's replicas are not known.
+        """
+        rows = [key_of(key) for key in keys]
+        if bool(rows) + (prefix is not None) + deleted != 1:
+            raise ConfigError("purge takes keys, or prefix, or deleted", action="Name the rows in one way.")
+        begin = None if prefix is None else key_of(prefix)
+        for wanted in self._run(self._operations.purged_partitions(rows, begin, deleted, timeout)):
+            for key in wanted.keys:
+                self.delete(key, timeout=timeout)
+            if begin is not None:
+                for row in self.scan(prefix=begin, partitions=[wanted.partition], timeout=timeout):
+                    self.delete(row.key, timeout=timeout)
+            before = self._run(self._operations.committed(wanted.partition, timeout))
+            for broker_id in self._run(self._purges.replicas(wanted.partition, timeout)):
+                yield self._run(self._purges.purge(wanted, broker_id, before, timeout))
 
     def _run(self, operation: Operation[Result]) -> Result:
         if self._is_forked:

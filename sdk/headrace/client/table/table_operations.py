@@ -16,6 +16,7 @@ from headrace.client.base.partitioner import partition_for_key
 from headrace.client.base.retry import Backoff
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.table.purges import PurgedPartition
 from headrace.client.table.rows import Row, RowFormat, TableCount, VersionConflictError, key_of
 from headrace.v1 import cluster_pb2, tables_pb2, topics_pb2
 from headrace.wire.batch import sequence_after
@@ -144,6 +145,27 @@ class TableOperations:
             response = yield from self._call(partition, "CountRows", request, deadline, consistency=consistency)
             rows, columns = rows + response.rows, columns + response.columns
         return TableCount(rows, columns)
+
+    def purged_partitions(
+        self, keys: Sequence[bytes], prefix: bytes | None, deleted: bool, timeout: float
+    ) -> Operation[list[PurgedPartition]]:
+        """Return what to purge of each partition; keys, at most `MAX_KEYS` at a time."""
+        deadline = self._deadline(timeout)
+        if keys:
+            groups = yield from self._by_partition(keys, deadline)
+            return [
+                PurgedPartition(partition, tuple(group[start : start + MAX_KEYS]))
+                for partition, group in sorted(groups.items())
+                for start in range(0, len(group), MAX_KEYS)
+            ]
+        count = yield from self.partitions(deadline)
+        return [PurgedPartition(partition, (), prefix, deleted) for partition in range(count)]
+
+    def committed(self, partition: int, timeout: float) -> Operation[int]:
+        """Return the offset below which a partition has all that was acknowledged before."""
+        request = tables_pb2.CountRowsRequest(read=self._read(partition, "leader", 0))
+        response = yield from self._call(partition, "CountRows", request, self._deadline(timeout))
+        return int(response.as_of_offset)
 
     def _read(self, partition: int, consistency: str, min_offset: int) -> tables_pb2.TableRead:
         if consistency not in CONSISTENCIES:

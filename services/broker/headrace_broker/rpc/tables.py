@@ -26,6 +26,7 @@ from headrace_broker.rpc.topics import find_topic
 from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.table import PartitionTable
+from headrace_broker.runtime.table_purge import PurgedRows
 from headrace_broker.runtime.table_writes import RowWrite, TableWrites
 from headrace_broker.table_metrics import TableCall
 
@@ -151,6 +152,32 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         await quotas.hold(user, Use.PRODUCE, seconds / 2)
         return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)
 
+    @unary
+    async def PurgeRows(self, request: tables_pb2.PurgeRowsRequest, context: Any) -> tables_pb2.PurgeRowsResponse:
+        """See the proto."""
+        self._broker.check_serving()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds_of(request.timeout_ms)
+        wanted = _purged(request)
+        partition, table = self._find(request.table, request.partition, Operation.DELETE)
+        partition.replica.check_serving(-1)
+        if partition.replica.high_watermark < wanted.before_offset:
+            read = tables_pb2.TableRead(
+                table=request.table,
+                partition=request.partition,
+                consistency=tables_pb2.CONSISTENCY_REPLICA,
+                min_offset=wanted.before_offset,
+            )
+            await self._await_commit(partition, read, deadline)
+            access().recheck()
+            partition, table = self._find(request.table, request.partition, Operation.DELETE)
+        response = tables_pb2.PurgeRowsResponse(broker_id=self._context.broker_id)
+        report = await table.purges.purge(wanted, deadline - loop.time())
+        if report is not None:
+            response.done = True
+            response.removed_records, response.read_bytes = report.removed_records, report.size_bytes
+        return response
+
     def _row_write(self, request: tables_pb2.WriteRowRequest, partition: Partition) -> RowWrite:
         """Check and convert a request."""
         if bool(request.columns) == request.delete_row:
@@ -261,6 +288,20 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 "cleanup_policy=compact --config table=yes`.",
             )
         return partition, partition.table
+
+
+def _purged(request: tables_pb2.PurgeRowsRequest) -> PurgedRows:
+    """Check and convert a request."""
+    if bool(request.keys) + request.HasField("prefix") + request.deleted != 1:
+        raise InvalidRequestError(
+            "a purge names keys, or a prefix, or deleted", action="Name the rows in one of the three ways."
+        )
+    if len(request.keys) > MAX_KEYS or request.before_offset < 0:
+        raise InvalidRequestError(
+            f"{len(request.keys)} keys are more than {MAX_KEYS}, or before_offset {request.before_offset} is negative"
+        )
+    prefix = request.prefix if request.HasField("prefix") else None
+    return PurgedRows(request.before_offset, tuple(map(check_row, request.keys)), prefix, request.deleted)
 
 
 def _check_replica(partition: Partition, consistency: tables_pb2.Consistency) -> None:

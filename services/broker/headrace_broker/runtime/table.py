@@ -31,6 +31,7 @@ from headrace_broker.core.removed_rows import RemovedRows
 from headrace_broker.core.roles import Role
 from headrace_broker.core.table_state import ColumnChange, RowOffsets, UncommittedRows, changes_of
 from headrace_broker.runtime.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
+from headrace_broker.runtime.table_purge import TablePurge
 from headrace_broker.runtime.table_trace import RequestTrace
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class PartitionTable:
         self._catching_up: asyncio.Task[None] | None = None
         self._uncommitted = UncommittedRows()
         self._batches = PartitionBatches(cache)
+        self.purges = TablePurge(partition, self)
         self._metrics = self._context.metrics.tables
         self._caught_up_ms = self._context.clock.monotonic_ms()
         """When the state was last seen to have all that is committed."""
@@ -126,6 +128,7 @@ class PartitionTable:
         """Release the memory, and follow the log no more."""
         self._context.tables.pop(self, None)
         self.trace_at(0)
+        self.purges.close()
         if self._catching_up is not None:
             self._catching_up.cancel()
         self._batches.clear()
