@@ -55,7 +55,7 @@ def test_reads_take_output_and_changes_take_dry_run() -> None:
     reads |= {("cluster", name) for name in ("describe", "health", "dump")}
     reads |= {("broker", "describe"), ("partition", "list"), ("group", "list"), ("group", "describe")}
     changes = {("topic", name) for name in ("create", "alter", "delete")}
-    changes |= {("produce",), ("bench",), ("table", "create")}
+    changes |= {("produce",), ("bench",), ("table", "create"), ("table", "purge")}
     changes |= {("broker", name) for name in ("drain", "undrain", "delete-unclaimed")}
     changes |= {("cluster", "balance"), ("partition", "elect"), ("group", "delete")}
     changes |= {("partition", "reassign"), ("group", "reset"), ("group", "seek")}

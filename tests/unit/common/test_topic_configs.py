@@ -141,3 +141,26 @@ def test_one_in_sync_is_stored_where_it_is_requested():
     """It is not the default of a topic with three replicas."""
     assert normalise_topic_configs({"min_insync_replicas": "1"}) == {"min_insync_replicas": "1"}
     assert normalise_topic_configs({"min_insync_replicas": "0"}) == {}
+
+
+TABLE_CONFIG = {"cleanup_policy": "compact", "table": "yes"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "stored"), [("0.01", 0.01, "0.01"), ("1", 1, "1"), ("1.0", 1, "1"), ("1e-4", 0.0001, "0.0001")]
+)
+def test_a_share_of_the_keys_is_sampled(text, value, stored):
+    assert parse_topic_config(TABLE_CONFIG | {"trace_sample": text}).trace_sample == value
+    assert normalise_topic_configs(TABLE_CONFIG | {"trace_sample": text})["trace_sample"] == stored
+
+
+@pytest.mark.parametrize("text", ["-0.1", "1.1", "nan", "few", "inf"])
+def test_what_is_no_share_is_refused(text):
+    with pytest.raises(InvalidConfigError, match=r"0 \.\. 1"):
+        parse_topic_config(TABLE_CONFIG | {"trace_sample": text})
+
+
+def test_only_a_table_is_traced():
+    assert "trace_sample" not in normalise_topic_configs(TABLE_CONFIG | {"trace_sample": "0.0"})
+    with pytest.raises(InvalidConfigError, match="no table"):
+        parse_topic_config({"trace_sample": "0.5"})
