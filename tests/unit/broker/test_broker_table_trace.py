@@ -167,6 +167,17 @@ async def test_causes_of_misses(tmp_path: Path, traces: TableTraces) -> None:
         assert not traces._traces
 
 
+async def test_an_offline_replica_may_be_of_a_traced_table(tmp_path: Path, traces: TableTraces) -> None:
+    """It has no log, of which a state would be made."""
+    async with leading_partition(tmp_path) as partition:
+        object.__setattr__(partition.context, "traces", traces)
+        log, partition.log = partition.log, None
+        partition.update_config(replace(CONFIG, trace_sample=1.0))
+        partition.log = log
+        assert partition.table is not None
+        assert partition.table.trace is not None
+
+
 def test_few_removed_rows_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more, the causes are unknown."""
     monkeypatch.setattr(removed_rows, "MOST", 10)

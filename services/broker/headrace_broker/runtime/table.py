@@ -98,8 +98,8 @@ class PartitionTable:
         """Note rows that are removed from the state; `is_new`: it is empty, and begins at the log start."""
         self._state.removed = None
         if self.trace is not None:
-            log = self._partition.open_log
-            is_complete = is_new and log.log_start_offset == 0 and log.deletions_end == 0
+            log = self._partition.log  # An offline replica has none.
+            is_complete = is_new and log is not None and log.log_start_offset == log.deletions_end == 0
             self._state.removed = RemovedRows(self.trace.sampler, is_complete=is_complete)
 
     @property
