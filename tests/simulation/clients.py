@@ -298,7 +298,7 @@ class _Reading(Client):
             )
         self._key = key
         self.world.count("records read", len(records))
-        read = tuple((record.offset, name_of(record.value)) for record in records)
+        read = tuple((record.offset, name_of(record.value or b"")) for record in records)
         number = self.cluster.number_of(key)
         self.cluster.polls.append(Poll(self.name, number, self._position, read, self._moved))
         self._position, self._moved = read[-1][0] + 1, False

@@ -124,6 +124,8 @@ class Plan(FaultProfile):
     """The topic is a table, which its clients write by rows."""
     expires: bool = False
     """Some columns of the table expire, and what has is removed without delay."""
+    purges: bool = False
+    """Rows of the table are deleted and purged."""
     fences: bool = False
     """As the broker's `fence_on_lease_loss`."""
     cold_cache: bool = False
@@ -192,7 +194,11 @@ class Plan(FaultProfile):
         is_table = plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE
         if not is_table:
             return plan
-        return replace(plan.with_table(), expires=random.Random(f"{seed}/expires").random() < EXPIRES_SHARE)
+        return replace(
+            plan.with_table(),
+            expires=random.Random(f"{seed}/expires").random() < EXPIRES_SHARE,
+            purges=random.Random(f"{seed}/purges").random() < PURGES_SHARE,
+        )
 
     def with_table(self) -> Plan:
         """Return the plan with clients of a table; no one removes rows by their age or offset."""
@@ -224,6 +230,8 @@ TABLE_SHARE = 0.4
 """In this share of the seeds with a compacted topic it is a table."""
 EXPIRES_SHARE = 0.5
 """In this share of the seeds with a table some columns expire."""
+PURGES_SHARE = 0.5
+"""In this share of the seeds with a table rows are purged."""
 FORGETS_SHARE = 0.15
 """In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")

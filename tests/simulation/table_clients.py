@@ -48,7 +48,9 @@ class TableClient(Client):
             self.waits = True
             row = self._chance.choice(ROWS)
             draw = self._chance.random()
-            if draw < 0.45:
+            if self.cluster.plan.purges and self._chance.random() < 0.04:
+                await self._purge(row)
+            elif draw < 0.45:
                 await self._put(row, self._versions.get(row, ABSENT))
             elif draw < 0.6:
                 await self._put(row, None)
@@ -77,6 +79,18 @@ class TableClient(Client):
             expires=ttl is not None,
         )  # fmt: skip
 
+    async def _purge(self, row: str) -> None:
+        """Delete a row, and have each replica purge it: for the model a write in doubt of what ends by itself."""
+        assert self._table is not None
+        self._writes += 1
+        value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
+        try:
+            async for replica in self._table.purge([row], timeout=3.0):
+                self.world.count(f"replicas {'' if replica.done else 'not '}purged")
+        except HeadraceError as error:
+            self.world.count(f"purges failed: {error.code.name}")
+        self._note(row, begin, topic_id, outcome=UNKNOWN, version=ABSENT, value=value, writes=True, expires=True)
+
     def _life(self) -> timedelta | None:
         if not self.cluster.plan.expires or self._chance.random() < 0.5:
             return None
@@ -97,7 +111,7 @@ class TableClient(Client):
             self.world.count("rows that had expired")
         if found is not None and set(found) != {"filling", "value"}:
             self.cluster.promises.breaks("I31", f"{self.name} read a part of row {row}: {found}")
-        is_gone = found is None and self.cluster.plan.expires
+        is_gone = found is None and (self.cluster.plan.expires or self.cluster.plan.purges)
         if from_replica and version < own and not is_gone and topic_id == self._topic():
             self.cluster.row_problems.append((self._topic(), f"{self.name} read {row} at {version} after {own}"))
         self._versions[row] = max(version, own)

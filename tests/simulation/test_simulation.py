@@ -213,3 +213,15 @@ def test_what_expires_does_not_come_back():
         plan = replace(Plan(seed, faults=faults, fault_period_ms=500, produce_period_ms=20).with_table(), expires=True)
         absent += check(plan).counts.get("rows that had expired", 0)
     assert absent > 5
+
+
+def test_purged_rows_do_not_come_back():
+    """I31 and I30 while replicas that are killed and cut off miss a purge, copy the log anew, and lead."""
+    purged = missed = 0
+    for seed in range(4):
+        faults = ("kill", "isolate", "pause", "move leader")
+        plan = replace(Plan(seed, faults=faults, fault_period_ms=1_500, produce_period_ms=20).with_table(), purges=True)
+        counts = check(plan).counts
+        purged, missed = purged + counts["replicas purged"], missed + counts.get("replicas not purged", 0)
+    assert purged > 20
+    assert missed > 0

@@ -112,3 +112,19 @@ async def test_a_retry_is_recognised_after_a_purge(tmp_path: Path) -> None:
         assert snapshot is not None
         assert partition.replica.producers.restore(snapshot[1])
         assert partition.replica.producers.find(7, 0, 0) is not None
+
+
+async def test_callers_with_different_purges_take_turns(tmp_path: Path) -> None:
+    """Each waits for the one before, also if its caller is gone when it ends."""
+    async with leading_partition(tmp_path) as partition:
+        _, purges = await opened(partition)
+        end_offset = end_of(partition)
+        wanted = [
+            PurgedRows(end_offset, deleted=True),
+            *(PurgedRows(end_offset, keys=(key,)) for key in (b"gone", b"x")),
+        ]
+        first = asyncio.create_task(purges.purge(wanted[0], 30.0))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(purges.purge(wanted[1], 30.0))
+        assert all(report is not None for report in await asyncio.gather(first, second))
+        assert await purges.purge(wanted[2], 30.0) is not None

@@ -70,9 +70,9 @@ class TablePurge:
             TimedOutError: If another purge is in progress.
             HeadraceError: If the log cannot be read or written.
         """
-        if self._task is not None and self._wanted != wanted and not self._task.done():
+        if self._task is not None and self._is_busy(wanted):
             await asyncio.wait([self._task], timeout=seconds / 2)
-            if not self._task.done():
+            if self._is_busy(wanted):
                 raise TimedOutError(
                     "another purge of this partition is in progress",
                     outcome=Outcome.NOT_APPLIED,
@@ -90,6 +90,10 @@ class TablePurge:
             self._task = None
         return task.result()
 
+    def _is_busy(self, wanted: PurgedRows) -> bool:
+        """Whether another purge than this one is in progress."""
+        return self._task is not None and self._wanted != wanted and not self._task.done()
+
     async def _purge(self, wanted: PurgedRows) -> CompactionReport:
         partition, log = self._partition, self._partition.open_log
         async with partition.log_lock:
@@ -99,9 +103,14 @@ class TablePurge:
         await self._await_state(end_offset)
         await self._check_deleted(wanted)
         report = await self._compact(wanted, end_offset)
-        while await partition.in_thread(log.retention.purge_deleted_files):  # noqa: ASYNC110 - readers have files
+        while await self._unlink():  # noqa: ASYNC110 - a reader has one of the files.
             await asyncio.sleep(LOOK_SECONDS)
         return report
+
+    async def _unlink(self) -> int:
+        """Unlink the files that were replaced; return the number of segments that are being read."""
+        async with self._partition.log_lock:
+            return await self._partition.in_thread(self._partition.open_log.retention.purge_deleted_files)
 
     async def _await_state(self, end_offset: int) -> None:
         """Wait until what was closed is committed, and the state has it: only that is compacted."""
