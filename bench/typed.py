@@ -1,4 +1,4 @@
-"""`python -m bench.typed`: rows of a typed topic of twenty columns, beside the same rows as JSON and as many bytes.
+"""`python -m bench.typed`: rows of a typed topic of twenty columns, and the same rows as JSON and as many bytes.
 
 Writes a table, and reads it whole, by two of its columns and by a range of a column that grows; then the same two
 columns from JSON, by DuckDB over all values and by `json.loads` of each. Prints a line of JSON for each case.

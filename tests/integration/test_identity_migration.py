@@ -163,13 +163,14 @@ def test_an_open_cluster_is_closed_while_its_programs_work(transport: str, tmp_p
 
         # The old programs have ended. What `required` would refuse is not counted any more.
         def is_quiet() -> bool:
-            """Return whether nothing was counted in a round; the last waits of the old programs may end in the first."""
-            before = observed(cluster)
+            """Return whether nothing was counted in a round; the last waits of the old programs end in the first."""
+            was = observed(cluster)
             for program in new:
                 program.works_on()
-            return observed(cluster) == before
+            return observed(cluster) == was
 
         until(is_quiet, "what required would refuse is not counted any more")
+        before = observed(cluster)
         assert not methods(cluster, "shop") | methods(cluster, "mail")
         admin.set_posture("required")
         until(lambda: is_refused(cluster.bootstrap_servers), "the cluster is closed")
