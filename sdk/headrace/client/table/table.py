@@ -6,8 +6,10 @@ with headrace.Table("users") as users:
     row = users.get("u17")
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import islice
 from typing import Any, TypeVar, Unpack
 
 from headrace.client.base.config import TableConfig, build, client_repr
@@ -15,17 +17,23 @@ from headrace.client.base.errors import ConfigError, ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.operations import Operation, execute
 from headrace.client.base.settings_types import TableSettings
+from headrace.client.base.side_by_side import SideBySide
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection import Connections
 from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.rows import Row, TableCount, column_slice, key_of
-from headrace.client.table.table_operations import ScanRange, TableOperations
-from headrace.wire.errors import OffsetNotAvailableError, TimedOutError
+from headrace.client.table.table_operations import ReadFrom, ScanRange, TableOperations, is_repeatable
+from headrace.v1.tables_pb2 import ColumnSlice
+from headrace.wire.errors import HeadraceError, OffsetNotAvailableError, TimedOutError
 from headrace.wire.table_keys import ABSENT
 
 Result = TypeVar("Result")
 
+MAX_IN_FLIGHT = 16
+"""Calls of one `get_many` or `count` that are in flight at the same time."""
+SCANNED_PARTITIONS = 4
+"""Partitions of which a scan has a page, or asks for one."""
 WATCH_S = 5.0
 """Time of one wait for a write to the partition of a watched row."""
 
@@ -101,8 +109,8 @@ class Table:
             timeout: seconds.
         """
         wanted = column_slice(columns, start, end, limit)
-        rows = self._run(self._operations.get_many([key], wanted, consistency, min_offset, timeout))
-        return rows[0]
+        [row] = self._get_all([key], wanted, ReadFrom(consistency, min_offset), timeout)
+        return row
 
     def get_many(
         self,
@@ -113,9 +121,24 @@ class Table:
         min_offset: int = 0,
         timeout: float | None = None,
     ) -> list[Row | None]:
-        """Return rows in the order of `keys`, `None` for one that does not exist. Each is read by itself."""
+        """Return rows in the order of `keys`, `None` for one that does not exist. Each is read by itself.
+
+        The partitions are asked side by side.
+        """
         wanted = column_slice(columns, None, None, None)
-        return self._run(self._operations.get_many(keys, wanted, consistency, min_offset, timeout))
+        return self._get_all(keys, wanted, ReadFrom(consistency, min_offset), timeout)
+
+    def _get_all(
+        self, keys: Iterable[str | bytes], columns: ColumnSlice, wanted: ReadFrom, timeout: float | None
+    ) -> list[Row | None]:
+        rows, operations = list(map(key_of, keys)), self._operations
+        deadline = operations.deadline(timeout)
+        groups = self._run(operations.group_keys(rows, deadline))
+        reads = [operations.get_rows(number, group, columns, wanted, deadline) for number, group in groups.items()]
+        found: dict[bytes, Row | None] = {}
+        for part in self._run_all(reads):
+            found.update(part)
+        return [found[key] for key in rows]
 
     def scan(
         self,
@@ -131,8 +154,8 @@ class Table:
     ) -> Iterator[Row]:
         """Yield rows, partition after partition, in the order of their keys within each.
 
-        A page is read at a time: each has what was committed when it was read, so that rows written meanwhile may be
-        there or not.
+        Pages are read ahead: the next one of a partition, and the first ones of the partitions that follow. Each page
+        has what was committed when it was read, so that rows written meanwhile may be there or not.
 
         Args:
             prefix: only rows whose keys begin with it.
@@ -150,17 +173,42 @@ class Table:
             key_of(start), None if end is None else key_of(end), key_of(prefix),
             column_slice(columns, None, None, None), page_rows,
         )  # fmt: skip
-        count = self._run(self._operations.partitions_within(timeout))
-        for partition in range(count) if partitions is None else partitions:
-            place: bytes | None = wanted.start
-            while place is not None:
-                part = wanted._replace(start=place)
-                rows, place = self._run(self._operations.scan_page(partition, part, consistency, 0, timeout))
-                yield from rows
+        pages = SideBySide(self._connections.run_step)
+        numbers = self._numbers(partitions, timeout)
+
+        def page_at(number: int, place: bytes) -> Operation[tuple[list[Row], bytes | None]]:
+            return self._operations.scan_page(number, wanted._replace(start=place), consistency, timeout)
+
+        def first_pages(most: int) -> list[tuple[int, Any]]:
+            return [(each, pages.start(page_at(each, wanted.start))) for each in islice(numbers, most)]
+
+        try:
+            ahead = deque(first_pages(SCANNED_PARTITIONS))
+            while ahead:
+                number, page = ahead.popleft()
+                place: bytes | None = wanted.start
+                while place is not None:
+                    try:
+                        rows, following = pages.result(page)
+                    except HeadraceError as error:  # Its time may have passed while the application did other things.
+                        if not is_repeatable(error):
+                            raise
+                        rows, following = self._run(page_at(number, place))
+                    place = following
+                    if place is None:
+                        ahead.extend(first_pages(1))
+                    else:
+                        page = pages.start(page_at(number, place))
+                    yield from rows
+        finally:
+            pages.close()
 
     def count(self, *, consistency: str = "leader", timeout: float | None = None) -> TableCount:
-        """Return the number of rows and columns."""
-        return self._run(self._operations.count(consistency, timeout))
+        """Return the number of rows and columns. The partitions are asked side by side."""
+        deadline = self._operations.deadline(timeout)
+        numbers = self._numbers(None, timeout)
+        counts = self._run_all([self._operations.count(number, consistency, deadline) for number in numbers])
+        return TableCount(sum(each.rows for each in counts), sum(each.columns for each in counts))
 
     def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> Iterator[Row | None]:
         """Yield a row as it is now, and again after each change of it; `None` while it does not exist.
@@ -273,6 +321,30 @@ class Table:
             before = self._run(self._operations.committed(wanted.partition, timeout))
             for broker_id in self._run(self._purges.replicas(wanted.partition, timeout)):
                 yield self._run(self._purges.purge(wanted, broker_id, before, timeout))
+
+    def _numbers(self, partitions: Sequence[int] | None, timeout: float | None) -> Iterator[int]:
+        """Return the partitions to read."""
+        deadline = self._operations.deadline(timeout)
+        count = self._run(self._operations.partitions(deadline))
+        return iter(range(count) if partitions is None else partitions)
+
+    def _run_all(self, operations: Sequence[Operation[Result]]) -> list[Result]:
+        """Run operations side by side, `MAX_IN_FLIGHT` at a time; return their results in their order."""
+        if len(operations) == 1:
+            return [self._run(operations[0])]
+        side_by_side = SideBySide(self._connections.run_step)
+        results: list[Result] = []
+        started: deque[Any] = deque()
+        try:
+            for operation in operations:
+                if len(started) == MAX_IN_FLIGHT:
+                    results.append(side_by_side.result(started.popleft()))
+                started.append(side_by_side.start(operation))
+            while started:
+                results.append(side_by_side.result(started.popleft()))
+        finally:
+            side_by_side.close()
+        return results
 
     def _run(self, operation: Operation[Result]) -> Result:
         if self._is_forked:

@@ -64,6 +64,15 @@ class ScanRange(NamedTuple):
     page_rows: int
 
 
+class ReadFrom(NamedTuple):
+    """Replica that answers a read, and what it has to have."""
+
+    consistency: str
+    """One of `CONSISTENCIES`."""
+    min_offset: int = 0
+    """What is committed below this offset is in the answer."""
+
+
 class TableOperations:
     """Operations on one table; any thread. `timeout` is in seconds for all tries; `None` means request_timeout_ms."""
 
@@ -82,48 +91,47 @@ class TableOperations:
 
     # --- reads ---
 
-    def get_many(
-        self,
-        keys: Iterable[str | bytes],
-        columns: tables_pb2.ColumnSlice,
-        consistency: str,
-        min_offset: int,
-        timeout: float | None,
-    ) -> Operation[list[Row | None]]:
-        """Read rows by their keys, in their order."""
-        wanted = [key_of(key) for key in keys]
-        deadline = self._deadline(timeout)
+    def group_keys(self, keys: Iterable[bytes], deadline: float) -> Operation[dict[int, list[bytes]]]:
+        """Return the different keys by partition."""
+        count = yield from self.partitions(deadline)
+        groups: dict[int, list[bytes]] = {}
+        for key in dict.fromkeys(keys):
+            groups.setdefault(partition_for_key(key, count), []).append(key)
+        return groups
+
+    def get_rows(
+        self, partition: int, keys: list[bytes], columns: tables_pb2.ColumnSlice, wanted: ReadFrom, deadline: float
+    ) -> Operation[dict[bytes, Row | None]]:
+        """Read rows of one partition by their keys, which differ."""
         found: dict[bytes, Row | None] = {}
-        for partition, group in (yield from self._by_partition(wanted, deadline)).items():
-            left = list(dict.fromkeys(group))
-            while left:
-                request = tables_pb2.GetRowsRequest(
-                    read=self._read(partition, consistency, min_offset), keys=left[:MAX_KEYS], columns=columns
-                )
-                response = yield from self._call(partition, "GetRows", request, deadline, consistency=consistency)
-                for row in response.rows:
-                    found[row.key] = self._format.row(row)
-                left = left[len(response.rows) :]
-        return [found[key] for key in wanted]
+        while keys:
+            request = tables_pb2.GetRowsRequest(
+                read=self._read(partition, wanted), keys=keys[:MAX_KEYS], columns=columns
+            )
+            response = yield from self._call(partition, "GetRows", request, deadline, consistency=wanted.consistency)
+            for row in response.rows:
+                found[row.key] = self._format.row(row)
+            keys = keys[len(response.rows) :]
+        return found
 
     def look(
         self, key: str | bytes, columns: tables_pb2.ColumnSlice, min_offset: int, timeout: float
     ) -> Operation[tuple[Row | None, int]]:
         """Read a row from its leader, once records below `min_offset` are committed; return it with its offset."""
-        row, deadline = key_of(key), self._deadline(timeout)
+        row, deadline = key_of(key), self.deadline(timeout)
         partition = partition_for_key(row, (yield from self.partitions(deadline)))
         request = tables_pb2.GetRowsRequest(
-            read=self._read(partition, "leader", min_offset), keys=[row], columns=columns
+            read=self._read(partition, ReadFrom("leader", min_offset)), keys=[row], columns=columns
         )
         response = yield from self._call(partition, "GetRows", request, deadline)
         return self._format.row(response.rows[0]), response.as_of_offset
 
     def scan_page(
-        self, partition: int, wanted: ScanRange, consistency: str, min_offset: int, timeout: float | None
+        self, partition: int, wanted: ScanRange, consistency: str, timeout: float | None
     ) -> Operation[tuple[list[Row], bytes | None]]:
         """Read the next rows of a partition; return where to continue, `None` at its end."""
         request = tables_pb2.ScanRowsRequest(
-            read=self._read(partition, consistency, min_offset),
+            read=self._read(partition, ReadFrom(consistency)),
             start=wanted.start,
             prefix=wanted.prefix,
             columns=wanted.columns,
@@ -131,28 +139,25 @@ class TableOperations:
         )
         if wanted.end is not None:
             request.end = wanted.end
-        deadline = self._deadline(timeout)
-        response = yield from self._call(partition, "ScanRows", request, deadline, consistency=consistency)
+        response = yield from self._call(
+            partition, "ScanRows", request, self.deadline(timeout), consistency=consistency
+        )
         rows = [row for row in map(self._format.row, response.rows) if row is not None]
         return rows, response.next_key if response.HasField("next_key") else None
 
-    def count(self, consistency: str, timeout: float | None) -> Operation[TableCount]:
-        """Count the rows and columns of all partitions."""
-        deadline = self._deadline(timeout)
-        rows = columns = 0
-        for partition in range((yield from self.partitions(deadline))):
-            request = tables_pb2.CountRowsRequest(read=self._read(partition, consistency, 0))
-            response = yield from self._call(partition, "CountRows", request, deadline, consistency=consistency)
-            rows, columns = rows + response.rows, columns + response.columns
-        return TableCount(rows, columns)
+    def count(self, partition: int, consistency: str, deadline: float) -> Operation[TableCount]:
+        """Count the rows and columns of a partition."""
+        request = tables_pb2.CountRowsRequest(read=self._read(partition, ReadFrom(consistency)))
+        response = yield from self._call(partition, "CountRows", request, deadline, consistency=consistency)
+        return TableCount(response.rows, response.columns)
 
     def purged_partitions(
         self, keys: Sequence[bytes], prefix: bytes | None, deleted: bool, timeout: float
     ) -> Operation[list[PurgedPartition]]:
         """Return what to purge of each partition; keys, at most `MAX_KEYS` at a time."""
-        deadline = self._deadline(timeout)
+        deadline = self.deadline(timeout)
         if keys:
-            groups = yield from self._by_partition(keys, deadline)
+            groups = yield from self.group_keys(keys, deadline)
             return [
                 PurgedPartition(partition, tuple(group[start : start + MAX_KEYS]))
                 for partition, group in sorted(groups.items())
@@ -163,15 +168,17 @@ class TableOperations:
 
     def committed(self, partition: int, timeout: float) -> Operation[int]:
         """Return the offset below which a partition has all that was acknowledged before."""
-        request = tables_pb2.CountRowsRequest(read=self._read(partition, "leader", 0))
-        response = yield from self._call(partition, "CountRows", request, self._deadline(timeout))
+        request = tables_pb2.CountRowsRequest(read=self._read(partition, ReadFrom("leader")))
+        response = yield from self._call(partition, "CountRows", request, self.deadline(timeout))
         return int(response.as_of_offset)
 
-    def _read(self, partition: int, consistency: str, min_offset: int) -> tables_pb2.TableRead:
-        if consistency not in CONSISTENCIES:
-            raise ConfigError(f"consistency={consistency!r} is not one of {', '.join(CONSISTENCIES)}")
+    def _read(self, partition: int, wanted: ReadFrom) -> tables_pb2.TableRead:
+        if wanted.consistency not in CONSISTENCIES:
+            raise ConfigError(f"consistency={wanted.consistency!r} is not one of {', '.join(CONSISTENCIES)}")
         return tables_pb2.TableRead(
-            partition=partition, consistency=CONSISTENCIES[consistency], min_offset=max(0, min_offset)
+            partition=partition,
+            consistency=CONSISTENCIES[wanted.consistency],
+            min_offset=max(0, wanted.min_offset),
         )
 
     # --- writes ---
@@ -186,7 +193,7 @@ class TableOperations:
         timeout: float | None,
     ) -> Operation[int]:
         """Write columns of a row, or delete it if `columns` is `None`; return the version of the last column."""
-        deadline = self._deadline(timeout)
+        deadline = self.deadline(timeout)
         row = key_of(key)
         request = tables_pb2.WriteRowRequest(key=row, delete_row=columns is None, ttl_ms=ttl_ms)
         if columns is not None:
@@ -231,12 +238,9 @@ class TableOperations:
 
     # --- calls ---
 
-    def _deadline(self, timeout: float | None) -> float:
+    def deadline(self, timeout: float | None) -> float:
+        """Return the time of the monotonic clock at which a call of now ends; see the class for `timeout`."""
         return time.monotonic() + (self._config.request_timeout_ms / 1000 if timeout is None else timeout)
-
-    def partitions_within(self, timeout: float | None) -> Operation[int]:
-        """Return the number of the table's partitions; see the class for `timeout`."""
-        return self.partitions(self._deadline(timeout))
 
     def partitions(self, deadline: float) -> Operation[int]:
         """Return the number of the table's partitions."""
@@ -260,13 +264,6 @@ class TableOperations:
                 for partition in topic.partitions
             }
 
-    def _by_partition(self, keys: Sequence[bytes], deadline: float) -> Operation[dict[int, list[bytes]]]:
-        count = yield from self.partitions(deadline)
-        groups: dict[int, list[bytes]] = {}
-        for key in keys:
-            groups.setdefault(partition_for_key(key, count), []).append(key)
-        return groups
-
     def _call(
         self, partition: int, method: str, request: Any, deadline: float, *, consistency: str = "leader"
     ) -> Operation[Any]:
@@ -289,7 +286,7 @@ class TableOperations:
                     raise from_rpc_error(error) from error
             except HeadraceError as error:
                 in_doubt = in_doubt or (error.outcome == Outcome.UNKNOWN and method == "WriteRow")
-                if not _is_repeatable(error):
+                if not is_repeatable(error):
                     error.outcome = Outcome.UNKNOWN if in_doubt else error.outcome
                     raise
                 if problem is None or not isinstance(error, TimedOutError):
@@ -332,7 +329,8 @@ class TableOperations:
         return self._chance.choice(replicas), topic_id
 
 
-def _is_repeatable(error: HeadraceError) -> bool:
+def is_repeatable(error: HeadraceError) -> bool:
+    """Return whether a read, or an idempotent write, may succeed if it is repeated."""
     if isinstance(error, NotLeaderError | LeaderNotAvailableError | TransportError):
         return True
     return error.retriable and error.outcome in (Outcome.NOT_APPLIED, Outcome.UNKNOWN)

@@ -7,7 +7,8 @@ import pytest
 from headrace.client.base.config import TableConfig, build
 from headrace.client.base.operations import Call, Pause
 from headrace.client.table import table_operations
-from headrace.client.table.table_operations import TableOperations
+from headrace.client.table.rows import column_slice
+from headrace.client.table.table_operations import ReadFrom, TableOperations
 from headrace.v1 import cluster_pb2, tables_pb2
 from headrace.wire.errors import (
     FencedBrokerError,
@@ -131,26 +132,27 @@ def test_a_producer_that_a_leader_has_forgotten_is_replaced(servers):
     assert told.value.outcome is Outcome.UNKNOWN
 
 
-def test_a_read_from_a_replica_asks_any_in_sync_one(servers):
-    from headrace.client.table.rows import column_slice
+def read_rows(servers, keys, consistency):
+    columns, deadline = column_slice(None, None, None, None), servers.operations.deadline(None)
+    return servers.operations.get_rows(0, keys, columns, ReadFrom(consistency), deadline)
 
+
+def test_a_read_from_a_replica_asks_any_in_sync_one(servers):
     asked = set()
     for _ in range(20):
         servers.calls.clear()
-        get = servers.operations.get_many(["k"], column_slice(None, None, None, None), "replica", 0, None)
         row = tables_pb2.TableRow(key=b"k", version=-1)
-        assert servers.run(get, OffsetNotAvailableError("behind"), tables_pb2.GetRowsResponse(rows=[row])) == [None]
+        answers = [OffsetNotAvailableError("behind"), tables_pb2.GetRowsResponse(rows=[row])]
+        assert servers.run(read_rows(servers, [b"k"], "replica"), *answers) == {b"k": None}
         asked |= {address for address, _ in servers.calls}
     assert asked == {"b1:1", "b2:1"}
 
 
 def test_rows_that_did_not_fit_are_asked_for_again(servers):
-    from headrace.client.table.rows import column_slice
-
     rows = [tables_pb2.TableRow(key=b"%d" % number, version=number) for number in range(3)]
-    keys = ["0", "1", "0", "2"]
-    get = servers.operations.get_many(keys, column_slice(None, None, None, None), "leader", 0, None)
+    grouped = servers.run(servers.operations.group_keys([b"0", b"1", b"0", b"2"], servers.operations.deadline(None)))
+    assert grouped == {0: [b"0", b"1", b"2"]}
     answers = [tables_pb2.GetRowsResponse(rows=rows[:2]), tables_pb2.GetRowsResponse(rows=rows[2:])]
-    found = servers.run(get, *answers)
-    assert [row.version for row in found] == [0, 1, 0, 2]
+    found = servers.run(read_rows(servers, grouped[0], "leader"), *answers)
+    assert {key: row.version for key, row in found.items()} == {b"0": 0, b"1": 1, b"2": 2}
     assert [list(request.keys) for _, request in servers.calls] == [[b"0", b"1", b"2"], [b"2"]]
