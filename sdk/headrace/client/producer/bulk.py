@@ -35,9 +35,11 @@ class Bulk:
         keys: the same, or `None` for no keys.
         headers: pairs each or `None`, or `None` for no headers.
         timestamps_ms: one each or `None`, or `None` for no own timestamps.
+        group_ends: int64[m], ascending: ends of the groups of records that are in one batch each; the last one is the
+            number of records. `None` means that each record may be in any batch.
     """
 
-    __slots__ = ("_ends", "_headers", "_keys", "_times", "_values")
+    __slots__ = ("_ends", "_headers", "_keys", "_times", "_values", "group_ends")
 
     def __init__(
         self,
@@ -45,8 +47,10 @@ class Bulk:
         keys: list[bytes | None] | ArrowBuffers | None,
         headers: Sequence[Headers | None] | None,
         timestamps_ms: list[int | None] | None,
+        group_ends: Int64s | None = None,
     ) -> None:
         self._values = values
+        self.group_ends = group_ends
         self._keys = keys
         self._headers = headers
         self._times = timestamps_ms
@@ -77,11 +81,15 @@ class Bulk:
     def cut(self, start: int, limit: int, records: int) -> tuple[int, int]:
         """Return an end index after `start` and the cost up to it: `records`, or the number that fits in `limit` bytes.
 
-        At least one record.
+        At least one record, or one group.
         """
         before = int(self._ends[start - 1]) if start else 0
         end = int(np.searchsorted(self._ends, before + limit, side="right"))
         end = min(max(end, start + 1), start + records, len(self))
+        if self.group_ends is not None:
+            whole = int(np.searchsorted(self.group_ends, end, side="right"))  # Groups that end there or before.
+            first = int(np.searchsorted(self.group_ends, start, side="right"))
+            end = int(self.group_ends[max(whole - 1, first)])
         return end, int(self._ends[end - 1]) - before
 
     def timestamps(self, start: int, end: int) -> list[int | None] | None:
@@ -140,20 +148,30 @@ def bulk_of(
     timestamps_ms: Any,
     key_serializer: Serializer | None,
     value_serializer: Serializer | None,
+    group_ends: Any = None,
 ) -> Bulk:
     """Convert the arguments of `send_many`.
 
     Raises:
-        SerializationError: If an entry is not bytes, or columns differ in length.
+        SerializationError: If an entry is not bytes, columns differ in length, or the groups are no division.
     """
     times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
     joined = _joined(values) if keys is None and value_serializer is None else None
-    return Bulk(
+    ends = None if group_ends is None else np.asarray(group_ends, np.int64)
+    bulk = Bulk(
         joined or _taken(values, value_serializer, "value"),
         None if keys is None else _taken(keys, key_serializer, "key"),
         None if headers is None else list(headers),
         times,
+        ends,
     )
+    if ends is not None:
+        steps = np.diff(ends, prepend=0)
+        if steps.sum() != len(bulk) or not (steps > 0).all():
+            raise SerializationError(
+                f"group_ends do not divide {len(bulk)} records", action="Pass the end of each group, ascending."
+            )
+    return bulk
 
 
 def _joined(column: Any) -> ArrowBuffers | None:

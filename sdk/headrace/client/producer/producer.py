@@ -157,6 +157,7 @@ class Producer:
         headers: Sequence[Headers | None] | None = None,
         timestamps_ms: Any = None,
         partition: int | None = None,
+        group_ends: Any = None,
     ) -> BatchFuture:
         """Queue many records at once: the bulk path.
 
@@ -167,6 +168,8 @@ class Producer:
             headers: one sequence of pairs per record, or `None` each.
             timestamps_ms: one per record; `None` means now.
             partition: partition of all records, in order. Without it and without keys they fill the sticky partition.
+            group_ends: divides the records into groups, each of which is stored as a whole or not at all: the number of
+                records up to the end of each group. Needs `partition`.
 
         Returns:
             A future per batch.
@@ -174,7 +177,7 @@ class Producer:
         Raises:
             HeadraceError: As `send`. Records before the one that failed may have been accepted.
         """
-        operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition)
+        operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition, group_ends)
         return BatchFuture(execute(operation, self._io.run_step))
 
     def send_table(

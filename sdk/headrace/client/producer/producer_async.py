@@ -126,12 +126,13 @@ class Producer:
         headers: Sequence[Headers | None] | None = None,
         timestamps_ms: Any = None,
         partition: int | None = None,
+        group_ends: Any = None,
     ) -> BatchFuture:
         """Queue many records at once, from lists or Arrow arrays; see `headrace.Producer.send_many`.
 
         After an error or a cancellation, the first records may have been accepted, in whole batches.
         """
-        operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition)
+        operation = self._core.send_many(topic, values, keys, headers, timestamps_ms, partition, group_ends)
         return BatchFuture(await aexecute(operation, self._io.run_step))
 
     async def send_table(

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ProducerConfig
-from headrace.client.base.errors import BufferFullError, ClosedError, ForkedError, SerializationError
+from headrace.client.base.errors import BufferFullError, ClosedError, ConfigError, ForkedError, SerializationError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.operations import Operation, Pause
@@ -34,7 +34,7 @@ from headrace.client.producer.producer_topics import ProducerTopic, ProducerTopi
 from headrace.client.producer.rows import TypedBulk, TypedRow, bulk_of_table, checked_row
 from headrace.client.producer.sender import ProducerIO, Sender
 from headrace.v1 import cluster_pb2, topics_pb2
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import BatchTooLargeError, HeadraceError
 from headrace.wire.typed.topic_columns import TopicColumns
 
 TOPIC_GRACE_S = 2.0
@@ -156,9 +156,12 @@ class ProducerCore:
         headers: Sequence[Headers | None] | None,
         timestamps_ms: Any,
         partition: int | None,
+        group_ends: Any,
     ) -> Operation[list[tuple[RecordFuture, int]]]:
         """Queue many records; return the future of each batch's first record, and the number of records."""
-        bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer)
+        if group_ends is not None and partition is None:
+            raise ConfigError("group_ends needs partition", action="Send the records of each partition by themselves.")
+        bulk = bulk_of(values, keys, headers, timestamps_ms, self._key_serializer, self._value_serializer, group_ends)
         found = yield from self.topic(topic)
         if found.columns is not None:
             raise _is_typed(topic, found.columns)
@@ -202,7 +205,10 @@ class ProducerCore:
         while start < len(bulk):
             found = yield from self.topic(topic)
             buffer = found.buffers[found.sticky if chosen is None else chosen]
-            end, cost = bulk.cut(start, buffer.batch_limit, buffer.run_records)
+            together = buffer.run_records if bulk.group_ends is None else buffer.batch_records
+            end, cost = bulk.cut(start, buffer.batch_limit, together)
+            if end - start > together:
+                raise BatchTooLargeError(f"a group of {end - start} records exceeds batch_records={together}")
             if cost > buffer.largest:
                 raise too_large(buffer, cost)
             pending = self.open_batches.pending_for(buffer)

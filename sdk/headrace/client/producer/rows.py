@@ -25,6 +25,9 @@ FIXED_BYTES = 8
 class TypedBulk:
     """Rows as Arrow columns, for `ProducerCore.send_table`; see `Bulk`. Immutable."""
 
+    group_ends = None
+    """Each row may be in any batch."""
+
     def __init__(
         self, arrays: Sequence[Any], columns: TopicColumns, keys: Any, timestamps_ms: list[int] | None
     ) -> None:

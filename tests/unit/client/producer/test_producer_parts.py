@@ -1,6 +1,7 @@
 """The parts without I/O: settings, serializers, partitioners, back-off, metadata, sequences, buffers, requests."""
 
 import contextlib
+import itertools
 import random
 import threading
 import zlib
@@ -389,6 +390,21 @@ def test_bulk_columns_are_cut_within_limits_and_encode_what_they_hold():
         )
         start = end
     assert [value for columns in ends for value in columns.values()] == values
+
+
+def test_groups_of_bulk_columns_are_cut_as_wholes():
+    """Each part ends with a group: within the limits if more than one group fits, else with the first one."""
+    sizes = [1, 3, 9, 2, 30, 1, 1, 5]
+    group_ends = list(itertools.accumulate(sizes))
+    bulk = bulk_of([b"x" * 96] * group_ends[-1], None, None, None, None, None, group_ends)
+    start, ends = 0, []
+    while start < len(bulk):
+        start, _ = bulk.cut(start, 1_000, 8)
+        ends.append(start)
+    assert ends == [4, 13, 15, 45, 52]
+    for wrong in ([1], [3, 2], [0, 4], [4, 4], [2, 5]):
+        with pytest.raises(SerializationError, match="group_ends"):
+            bulk_of([b"x"] * 4, None, None, None, None, None, wrong)
 
 
 @pytest.mark.parametrize("count", [1, 7, 1000])
