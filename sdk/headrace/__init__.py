@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.client.producer.producer import Producer as Producer
     from headrace.client.sql.query import SqlResult as SqlResult
     from headrace.client.sql.query import sql as sql
+    from headrace.client.table.row_writes import PutManyError as PutManyError
     from headrace.client.table.rows import Row as Row
     from headrace.client.table.rows import VersionConflictError as VersionConflictError
     from headrace.client.table.table import Table as Table
@@ -146,6 +147,7 @@ _NAMES = {
     ),
     "headrace.client.producer.producer": ("Producer",),
     "headrace.client.sql.query": ("SqlResult", "sql"),
+    "headrace.client.table.row_writes": ("PutManyError",),
     "headrace.client.table.rows": ("Row", "VersionConflictError"),
     "headrace.client.table.table": ("Table",),
     "headrace.wire.allocator": ("keep_large_buffers",),

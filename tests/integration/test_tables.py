@@ -33,10 +33,10 @@ def cluster():
 def create(cluster, request):
     """Create a table of a name of its own."""
 
-    def make(**config):
+    def make(partitions=2, **config):
         name = request.node.name.replace("[", ".").strip("]")
         with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
-            settings = {"partitions": 2, "replication_factor": 3, "config": TABLE | config, "exist_ok": True}
+            settings = {"partitions": partitions, "replication_factor": 3, "config": TABLE | config, "exist_ok": True}
             until(lambda: admin.create_topic(name, **settings), "three brokers live")
         return name
 
@@ -387,3 +387,146 @@ def test_a_restarted_broker_has_the_table_again(cluster, users):
         cluster.restart(broker)
     assert users.count() == (60, 60)
     assert users.get("k59")["v"] == "59"
+
+
+def test_many_partitions_are_read_side_by_side(cluster, create):
+    """Reads of all partitions have the rows of each, in both classes; a scan keeps its order."""
+    name = create(partitions=6)
+    keys = [f"u{number:04}" for number in range(600)]
+    with Table(name, bootstrap_servers=cluster.bootstrap_servers) as table:
+        table.put_many((key, {"k": key, "n": key}) for key in keys)
+        assert table.count() == (600, 1_200)
+        assert [row["k"] for row in table.get_many(reversed(keys))] == keys[::-1]
+        by_partition = [[row["k"] for row in table.scan(partitions=[number], page_rows=7)] for number in range(6)]
+        whole = [row["k"] for row in table.scan(page_rows=7)]
+        assert whole == list(chain(*by_partition))
+        assert sorted(whole) == keys
+        assert [row["k"] for row in table.scan(partitions=[5, 0], page_rows=500)] == by_partition[5] + by_partition[0]
+        with pytest.raises(headrace.UnknownPartitionError):
+            list(table.scan(partitions=[9], timeout=1.0))
+        scan = table.scan(page_rows=7)
+        assert next(scan)["k"] == whole[0]
+        scan.close()
+
+    async def main():
+        async with aio.Table(name, bootstrap_servers=cluster.bootstrap_servers) as table:
+            assert await table.count() == (600, 1_200)
+            assert [row["k"] for row in await table.get_many(keys)] == keys
+            assert [row["k"] async for row in table.scan(page_rows=7)] == whole
+            async for row in table.scan(page_rows=7):
+                assert row["k"] == whole[0]
+                break
+            versions = await table.put_many([("u0001", {"k": "again"})])
+            assert (await table.get("u0001")).version == versions[0]
+
+    asyncio.run(main())
+
+
+def test_many_rows_are_put_at_once(users):
+    """Each has the version that it is told; of two with one key the later one stays; wide and deleted columns, too."""
+    rows = [(f"u{number % 900}", {"n": str(number), "old": "x"}) for number in range(2_000)]
+    versions = users.put_many(rows)
+    newest = {key: number for number, (key, _) in enumerate(rows)}
+    for key, row in zip(newest, users.get_many(newest), strict=True):
+        assert (row["n"], row.version) == (str(newest[key]), versions[newest[key]])
+    more = users.put_many([("u1", {"old": None}), ("none", {}), ("wide", {f"c{n:03}": "y" * 20 for n in range(300)})])
+    assert dict(users.get("u1")) == {"n": str(newest["u1"])}
+    assert more[1] == -1
+    assert users.get("none") is None
+    wide = users.get("wide")
+    assert (len(wide), wide.version) == (300, more[2])
+    assert {each.version for each in wide.columns.values()} == set(range(more[2] - 299, more[2] + 1))
+    assert users.put_many([]).tolist() == []
+
+
+def test_a_row_that_cannot_be_put_is_named(users):
+    """The rows before it are there, or not, as its error tells; a row is larger than a batch of the table may be."""
+    rows = [(f"u{number}", {"v": "1"}) for number in range(50)]
+    large = ("large", {"a": "1", "b": "x" * (1 << 18)})
+    for bad in (large, ("u50", {"v": 3})):
+        with pytest.raises(headrace.PutManyError, match="row 50") as failed:
+            users.put_many([*rows, bad])
+        error = failed.value
+        assert (error.row, error.key) == (50, bad[0].encode())
+        assert error.outcome is headrace.Outcome.NOT_APPLIED
+        for (key, _), version in zip(rows, error.versions, strict=False):
+            row = users.get(key)
+            assert version == (-1 if row is None else row.version)
+        assert error.versions[50] == -1
+        assert users.get(bad[0]) is None
+
+
+def test_rows_put_at_once_end_with_their_time_to_live(cluster, create):
+    name = create(table_ttl_ms=3_000)
+    with Table(name, bootstrap_servers=cluster.bootstrap_servers) as table:
+        table.put_many([("s", {"short": "1"})], ttl=timedelta(milliseconds=300))
+        table.put_many([("s", {"long": "2"})], ttl=timedelta(hours=1))
+        table.put_many([("s", {"default": "3"})])
+        until(lambda: list(table.get("s")) == ["default", "long"], "the short one ends")
+        until(lambda: list(table.get("s")) == ["long"], "the table's default ends")
+
+
+def test_rows_are_put_at_once_into_tables_only(cluster, create):
+    with Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        admin.create_topic("no-table", partitions=1, exist_ok=True)
+    with Table("no-table", bootstrap_servers=cluster.bootstrap_servers) as table:
+        with pytest.raises(InvalidRequestError, match="no table"):
+            table.put_many([("k", {"v": "1"})])
+
+
+def test_a_row_has_all_columns_of_a_bulk_write_or_none(users):
+    """Readers of every replica, while rows of 20 equal columns are put in batches, and compaction replaces segments."""
+    stop, torn = threading.Event(), []
+
+    def write():
+        number = 0
+        while not stop.is_set():
+            number += 1
+            users.put_many((f"r{row}", {f"c{n:02}": f"{number} " * 9 for n in range(20)}) for row in range(40))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for look in range(150):
+            row = users.get(f"r{look % 40}", consistency=("leader", "replica")[look % 2])
+            if row is not None and (len(row) != 20 or len(set(row.values())) != 1):
+                torn.append(row)
+    finally:
+        stop.set()
+        writer.join()
+    assert not torn
+
+
+def test_nothing_put_at_once_is_lost_when_leaders_are_killed(cluster, create):
+    """Every row of every call that returned is there with its version, or a later one."""
+    name, stop, errors, written = create(), threading.Event(), [], {}
+
+    def write():
+        with Table(name, bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=60_000) as table:
+            number = 0
+            while not stop.is_set() and not errors:
+                number += 1
+                keys = [f"k{number % 5}-{row}" for row in range(200)]
+                try:
+                    versions = table.put_many((key, {"n": str(number)}) for key in keys)
+                except Exception as error:
+                    errors.append(error)
+                    raise
+                written.update(zip(keys, versions.tolist(), strict=True))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for broker in cluster.brokers:
+            seen = dict(written)
+            broker.kill()
+            cluster.restart(broker)
+            until(lambda seen=seen: len(written) > 0 and written != seen, "rows are put after the kill")
+    finally:
+        stop.set()
+        writer.join()
+    assert not errors
+    with Table(name, bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=60_000) as table:
+        until(lambda: table.count().rows == len(written), "all rows")
+        for key, row in zip(written, table.get_many(written), strict=True):
+            assert row.version == written[key]

@@ -19,14 +19,14 @@ def time_limit(seconds: float) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-async def result_async(future: Awaitable[Any], seconds: float) -> Any:
-    """Return the result of a future; raise `TimeoutError` after `seconds`."""
+async def result_async(future: Awaitable[Any], seconds: float | None) -> Any:
+    """Return the result of a future; raise `TimeoutError` after `seconds`, unless they are `None`."""
     async with asyncio.timeout(seconds):
         return await future
 
 
-def result(future: Any, seconds: float) -> Any:
-    """Return the result of a future; raise `TimeoutError` after `seconds`."""
+def result(future: Any, seconds: float | None) -> Any:
+    """Return the result of a future; raise `TimeoutError` after `seconds`, unless they are `None`."""
     return future.result(seconds)
 
 

@@ -5,12 +5,15 @@ async with headrace.aio.Table("users") as users:
     row = await users.get("u17")
 """
 
+import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar, Unpack
 
+from headrace.client.base.acompat import result_async
 from headrace.client.base.config import TableConfig, build, client_repr
 from headrace.client.base.errors import ConfigError, ForkedError
 from headrace.client.base.forking import ForkGuard
@@ -20,7 +23,17 @@ from headrace.client.base.side_by_side_async import AsyncSideBySide
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.connection_async import AsyncConnections
+from headrace.client.producer.producer_async import Producer
 from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
+from headrace.client.table.row_writes import (
+    RowChunk,
+    RowWrites,
+    Versions,
+    bulk_settings,
+    checked_ttl_ms,
+    given_rows,
+    parts_of,
+)
 from headrace.client.table.rows import Row, TableCount, column_slice, key_of
 from headrace.client.table.table_operations import ReadFrom, ScanRange, TableOperations, is_repeatable
 from headrace.v1.tables_pb2 import ColumnSlice
@@ -59,6 +72,8 @@ class AsyncTable:
         self._connections = AsyncConnections("Table", config)
         self._operations = TableOperations(name, config, BootstrapClient(config))
         self._purges = PurgeOperations(name, config, BootstrapClient(config))
+        self._producer_lock = threading.Lock()
+        self._producer: Producer | None = None
         self._fork = ForkGuard(self._after_fork)
         self._is_forked = False
 
@@ -79,6 +94,10 @@ class AsyncTable:
     async def close(self) -> None:
         """Close the connections; calls in flight fail. Calling it again does nothing."""
         if not self._is_forked:
+            with self._producer_lock:
+                producer, self._producer = self._producer, None
+            if producer is not None:
+                await producer.close()
             await self._connections.close()
 
     # --- reads ---
@@ -263,12 +282,77 @@ class AsyncTable:
         """
         if not columns:
             raise ConfigError("columns is empty", action="Name at least one; delete removes a row.")
-        ttl_ms = 0 if ttl is None else round(ttl / timedelta(milliseconds=1))
-        if ttl is not None and ttl_ms < 1:
-            raise ConfigError(f"ttl={ttl!r} is in the past", action="Use delete.")
+        ttl_ms = checked_ttl_ms(ttl)
         return await self._run(
             self._operations.write(key, columns, if_version=if_version, ttl_ms=ttl_ms, timeout=timeout)
         )
+
+    async def put_many(
+        self, rows: Any, *, key_column: str = "key", delete_nulls: bool = False, ttl: timedelta | None = None
+    ) -> Versions:
+        """Set columns of many rows: the bulk path, by an idempotent producer with many batches in flight.
+
+        Each row is written as by `put`: all its columns or none, once, and in the order of the rows, so that of two
+        with one key the later one is the last. Rows of different batches may be seen and may fail independently. A
+        batch is tried for request_timeout_ms.
+
+        Args:
+            rows: an iterable of pairs of key and columns; or a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`,
+                or a pandas data frame, with a column for the key and one for each column.
+            key_column: name of the column with the keys, for Arrow and pandas.
+            delete_nulls: whether a null of Arrow or pandas deletes the column; otherwise it stays as it is.
+            ttl: time after which the columns are deleted, by the clock of this machine; by default the table's
+                `table_ttl_ms`.
+
+        Returns:
+            `int64[n]`: the version of each row in their order, -1 for a row without columns, which is not written.
+
+        Raises:
+            PutManyError: If a row was not written, or if that is not known; it names the row, and has the versions of
+                those that were written.
+        """
+        given, ttl_ms = given_rows(rows, self._config, key_column, delete_nulls), checked_ttl_ms(ttl)
+        partitions, table_ttl_ms = await self._run(self._operations.bulk_target(self._operations.deadline(None)))
+        lives_ms = ttl_ms or table_ttl_ms
+        producer, writes = self._bulk_producer(), RowWrites(partitions, given.serializer)
+        sent: deque[tuple[RowChunk, int, int, Any]] = deque()
+        for chunk in writes.chunks(given.rows):
+            headers = chunk.headers(time.time_ns() // 1_000_000 + lives_ms) if lives_ms else None
+            try:
+                batches = await producer.send_many(
+                    self._name,
+                    chunk.values,
+                    keys=chunk.keys,
+                    headers=headers,
+                    partition=chunk.partition,
+                    group_ends=chunk.ends,
+                )
+            except HeadraceError as error:
+                writes.note_refused(chunk, error)
+                break
+            sent.extend(parts_of(chunk, batches.parts))
+            while sent and sent[0][-1].done():
+                await self._settle(writes, *sent.popleft())
+            if writes.has_failed:
+                break
+        while sent:
+            await self._settle(writes, *sent.popleft())
+        return writes.versions()
+
+    async def _settle(self, writes: RowWrites, chunk: RowChunk, first: int, records: int, future: Any) -> None:
+        """Wait for the acknowledgement of some records, and note it."""
+        try:
+            metadata = await result_async(future, None)
+        except HeadraceError as error:
+            writes.note_records_failed(chunk, first, error)
+        else:
+            writes.note_written(chunk, first, records, metadata.offset)
+
+    def _bulk_producer(self) -> Producer:
+        with self._producer_lock:
+            if self._producer is None:
+                self._producer = Producer(**bulk_settings(self._config))
+            return self._producer
 
     async def delete(
         self,

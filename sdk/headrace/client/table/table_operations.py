@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from headrace.client.admin.rpc import config_values
 from headrace.client.base.config import TableConfig
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Call, Operation, Pause
@@ -23,6 +24,7 @@ from headrace.wire.batch import sequence_after
 from headrace.wire.errors import (
     FencedProducerError,
     HeadraceError,
+    InvalidRequestError,
     LeaderNotAvailableError,
     NotLeaderError,
     Outcome,
@@ -235,6 +237,19 @@ class TableOperations:
         left = max(0.001, deadline - time.monotonic())
         response = yield from self._calls.coordinator("InitProducerId", request, left)
         return _Lane(response.producer_id, response.producer_epoch)
+
+    def bulk_target(self, deadline: float) -> Operation[tuple[int, int]]:
+        """Return the number of partitions, and the table's time to live in ms (0: none), for a `put_many`.
+
+        Raises:
+            InvalidRequestError: If the topic is no table.
+        """
+        request = cluster_pb2.DescribeConfigsRequest(topics=[topics_pb2.TopicRef(name=self._name)])
+        left = max(0.001, deadline - time.monotonic())
+        settings = config_values((yield from self._calls.coordinator("DescribeConfigs", request, left)))
+        if settings["table"].value != "yes":
+            raise InvalidRequestError(f"topic {self._name} is no table", action="Set table=yes, or use a Producer.")
+        return (yield from self.partitions(deadline)), int(settings["table_ttl_ms"].value)
 
     # --- calls ---
 
