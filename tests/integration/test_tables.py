@@ -416,6 +416,8 @@ def test_many_partitions_are_read_side_by_side(cluster, create):
             async for row in table.scan(page_rows=7):
                 assert row["k"] == whole[0]
                 break
+            arrow = await table.to_arrow()
+            assert sorted(arrow.column("k").to_pylist()) == keys
             versions = await table.put_many([("u0001", {"k": "again"})])
             assert (await table.get("u0001")).version == versions[0]
 
@@ -530,3 +532,34 @@ def test_nothing_put_at_once_is_lost_when_leaders_are_killed(cluster, create):
         until(lambda: table.count().rows == len(written), "all rows")
         for key, row in zip(written, table.get_many(written), strict=True):
             assert row.version == written[key]
+
+
+def test_a_table_becomes_an_arrow_table(users):
+    """Whatever the columns of its rows, and if a row is larger than an answer; and what was read can be put again."""
+    rows = {f"u{number:03}": {"n": str(number), f"c{number % 3}": "x"} for number in range(250)}
+    users.put_many(rows.items())
+    table = users.to_arrow(version_column="version")
+    assert table.schema.names == ["key", "version", "c0", "c1", "c2", "n"]
+    found = {row.pop("key").decode(): row for row in table.to_pylist()}
+    assert found.keys() == rows.keys()
+    for key, row in zip(rows, users.get_many(rows), strict=True):
+        assert found[key].pop("version") == row.version
+        assert {name: value for name, value in found[key].items() if value is not None} == rows[key] == dict(row)
+    named = users.to_arrow(prefix="u00", columns=["n", "none"])
+    assert named.schema.names == ["key", "n", "none"]
+    assert (named.num_rows, named.column("none").null_count) == (10, 10)
+    assert sorted(users.to_pandas(prefix="u00", columns=["n"])["n"]) == [str(number) for number in range(10)]
+    batches = list(users.scan_arrow(page_rows=20, key_column="id"))
+    assert max(batch.num_rows for batch in batches) == 20
+    assert sum(batch.num_rows for batch in batches) == 250
+    for row in rows:
+        users.delete(row)
+    assert users.to_arrow().num_rows == 0
+    users.put_many(table.drop_columns(["version"]))
+    assert {row.key.decode(): dict(row) for row in users.scan()} == rows
+    for number in range(400):
+        users.put("wide", {f"w{number:03}": "x" * 10_000})
+    wide = users.to_arrow(prefix="wide")
+    assert wide.num_columns == 401
+    assert wide.column("w399").to_pylist() == ["x" * 10_000]
+    assert users.to_arrow(prefix="wide", columns=["w000", "w399"]).column("w399").to_pylist() == ["x" * 10_000]

@@ -8,7 +8,7 @@ async with headrace.aio.Table("users") as users:
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Any, TypeVar, Unpack
@@ -35,7 +35,14 @@ from headrace.client.table.row_writes import (
     parts_of,
 )
 from headrace.client.table.rows import Row, TableCount, column_slice, key_of
-from headrace.client.table.table_operations import ReadFrom, ScanRange, TableOperations, is_repeatable
+from headrace.client.table.table_operations import (
+    ReadFrom,
+    ScanPage,
+    ScanRange,
+    TableOperations,
+    is_repeatable,
+    scan_range,
+)
 from headrace.v1.tables_pb2 import ColumnSlice
 from headrace.wire.errors import HeadraceError, OffsetNotAvailableError, TimedOutError
 from headrace.wire.table_keys import ABSENT
@@ -46,6 +53,8 @@ MAX_IN_FLIGHT = 16
 """Calls of one `get_many` or `count` that are in flight at the same time."""
 SCANNED_PARTITIONS = 4
 """Partitions of which a scan has a page, or asks for one."""
+ARROW_PARTITIONS = 8
+"""The same of a scan whose partitions take turns."""
 WATCH_S = 5.0
 """Time of one wait for a write to the partition of a watched row."""
 
@@ -185,42 +194,151 @@ class AsyncTable:
             consistency: "leader" or "replica", see the class.
             timeout: seconds, for each page.
         """
-        if not 1 <= page_rows <= 1_000:
-            raise ConfigError(f"page_rows={page_rows} is not 1 to 1,000")
-        wanted = ScanRange(
-            key_of(start), None if end is None else key_of(end), key_of(prefix),
-            column_slice(columns, None, None, None), page_rows,
-        )  # fmt: skip
-        pages = AsyncSideBySide(self._connections.run_step)
+        wanted = scan_range(prefix, start, end, columns, page_rows)
+        pages = self._pages(wanted, partitions, self._operations.scan_page, SCANNED_PARTITIONS, consistency, timeout)
+        try:
+            async for page in pages:
+                for row in self._operations.rows_of(page):
+                    yield row
+        finally:
+            await pages.aclose()
+
+    async def scan_arrow(
+        self,
+        *,
+        prefix: str | bytes = b"",
+        start: str | bytes = b"",
+        end: str | bytes | None = None,
+        columns: Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        key_column: str = "key",
+        version_column: str | None = None,
+        page_rows: int = 1_000,
+        consistency: str = "leader",
+        timeout: float | None = None,
+    ) -> AsyncIterator[Any]:
+        """Yield rows as `pyarrow.RecordBatch`es, a page each: the way to read a large table.
+
+        The partitions take turns, and are read side by side; rows of one partition are in the order of their keys. A
+        batch has the key as binary, and each column as text, or binary with `value_deserializer="bytes"`; it is null
+        where a row does not have it. Memory is for some pages, whatever the size of the table.
+
+        Args:
+            prefix: see `scan`.
+            start: see `scan`.
+            end: see `scan`.
+            columns: names of the columns of every batch; `None` for those that the rows of each batch have.
+            partitions: partitions to read; `None` means all.
+            key_column: name of the column for the key.
+            version_column: name of a column for the version of the row; `None` for none.
+            page_rows: rows of one batch, 1 to 1,000.
+            consistency: "leader" or "replica", see the class.
+            timeout: seconds, for each page.
+
+        Raises:
+            SerializationError: If a value is no text.
+        """
+        from headrace.client.table.arrow_rows import ArrowRows
+
+        form = ArrowRows(self._config, columns, key_column, version_column)
+        wanted = scan_range(prefix, start, end, columns, page_rows)
+        read, most = self._operations.scan_whole_page, ARROW_PARTITIONS
+        pages = self._pages(wanted, partitions, read, most, consistency, timeout, takes_turns=True)
+        try:
+            async for page in pages:
+                if page.rows:
+                    yield form.batch_of(page.rows)
+        finally:
+            await pages.aclose()
+
+    async def to_arrow(
+        self,
+        *,
+        prefix: str | bytes = b"",
+        columns: Sequence[str] | None = None,
+        key_column: str = "key",
+        version_column: str | None = None,
+        consistency: str = "leader",
+        timeout: float | None = None,
+    ) -> Any:
+        """Return rows as a `pyarrow.Table`, of which each batch is a page of a partition; see `scan_arrow`."""
+        from headrace.client.table.arrow_rows import ArrowRows
+
+        form = ArrowRows(self._config, columns, key_column, version_column)
+        async for batch in self.scan_arrow(
+            prefix=prefix,
+            columns=columns,
+            key_column=key_column,
+            version_column=version_column,
+            consistency=consistency,
+            timeout=timeout,
+        ):
+            form.collect(batch)
+        return form.collected()
+
+    async def to_pandas(
+        self,
+        *,
+        prefix: str | bytes = b"",
+        columns: Sequence[str] | None = None,
+        key_column: str = "key",
+        version_column: str | None = None,
+        consistency: str = "leader",
+        timeout: float | None = None,
+    ) -> Any:
+        """Return rows as a `pandas.DataFrame`; see `to_arrow`."""
+        table = await self.to_arrow(
+            prefix=prefix,
+            columns=columns,
+            key_column=key_column,
+            version_column=version_column,
+            consistency=consistency,
+            timeout=timeout,
+        )
+        return table.to_pandas()
+
+    async def _pages(
+        self,
+        wanted: ScanRange,
+        partitions: Sequence[int] | None,
+        read: Callable[[int, ScanRange, str, float | None], Operation[ScanPage]],
+        most: int,
+        consistency: str,
+        timeout: float | None,
+        *,
+        takes_turns: bool = False,
+    ) -> AsyncGenerator[ScanPage]:
+        """Yield the pages of a scan, and ask for at most `most` ahead, one of each partition.
+
+        All pages of a partition come before those of the next one, unless they take turns.
+        """
+        ahead = AsyncSideBySide(self._connections.run_step)
         numbers = await self._numbers(partitions, timeout)
 
-        def page_at(number: int, place: bytes) -> Operation[tuple[list[Row], bytes | None]]:
-            return self._operations.scan_page(number, wanted._replace(start=place), consistency, timeout)
+        def page_at(number: int, place: bytes) -> Operation[ScanPage]:
+            return read(number, wanted._replace(start=place), consistency, timeout)
 
-        def first_pages(most: int) -> list[tuple[int, Any]]:
-            return [(each, pages.start(page_at(each, wanted.start))) for each in islice(numbers, most)]
+        def first_pages(most: int) -> list[tuple[int, bytes, Any]]:
+            return [(each, wanted.start, ahead.start(page_at(each, wanted.start))) for each in islice(numbers, most)]
 
         try:
-            ahead = deque(first_pages(SCANNED_PARTITIONS))
-            while ahead:
-                number, page = ahead.popleft()
-                place: bytes | None = wanted.start
-                while place is not None:
-                    try:
-                        rows, following = await pages.result(page)
-                    except HeadraceError as error:  # Its time may have passed while the application did other things.
-                        if not is_repeatable(error):
-                            raise
-                        rows, following = await self._run(page_at(number, place))
-                    place = following
-                    if place is None:
-                        ahead.extend(first_pages(1))
-                    else:
-                        page = pages.start(page_at(number, place))
-                    for row in rows:
-                        yield row
+            left = deque(first_pages(most))
+            while left:
+                number, place, started = left.popleft()
+                try:
+                    page = await ahead.result(started)
+                except HeadraceError as error:  # Its time may have passed while the application did other things.
+                    if not is_repeatable(error):
+                        raise
+                    page = await self._run(page_at(number, place))
+                if page.next_key is None:
+                    left.extend(first_pages(1))
+                else:
+                    following = (number, page.next_key, ahead.start(page_at(number, page.next_key)))
+                    left.insert(len(left) if takes_turns else 0, following)
+                yield page
         finally:
-            pages.close()
+            ahead.close()
 
     async def count(self, *, consistency: str = "leader", timeout: float | None = None) -> TableCount:
         """Return the number of rows and columns. The partitions are asked side by side."""

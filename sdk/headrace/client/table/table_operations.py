@@ -18,7 +18,7 @@ from headrace.client.base.retry import Backoff
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.table.purges import PurgedPartition
-from headrace.client.table.rows import Row, RowFormat, TableCount, VersionConflictError, key_of
+from headrace.client.table.rows import Row, RowFormat, TableCount, VersionConflictError, column_slice, key_of
 from headrace.v1 import cluster_pb2, tables_pb2, topics_pb2
 from headrace.wire.batch import sequence_after
 from headrace.wire.errors import (
@@ -36,6 +36,7 @@ from headrace.wire.errors import (
     from_rpc_error,
 )
 from headrace.wire.ids import TopicPartition
+from headrace.wire.table_keys import ABSENT
 
 CONSISTENCIES = {
     "leader": tables_pb2.CONSISTENCY_LEADER,
@@ -43,6 +44,7 @@ CONSISTENCIES = {
 }
 MAX_KEYS = 10_000
 """Keys of one request."""
+MAX_PAGE_ROWS = 1_000
 _TRY_S = 10.0
 """Timeout of one try of a call while there is time for another."""
 
@@ -64,6 +66,28 @@ class ScanRange(NamedTuple):
     prefix: bytes
     columns: tables_pb2.ColumnSlice
     page_rows: int
+
+
+def scan_range(
+    prefix: str | bytes, start: str | bytes, end: str | bytes | None, columns: Sequence[str] | None, page_rows: int
+) -> ScanRange:
+    """Return the rows of a scan.
+
+    Raises:
+        ConfigError: If the number of rows of a page is out of range.
+    """
+    if not 1 <= page_rows <= MAX_PAGE_ROWS:
+        raise ConfigError(f"page_rows={page_rows} is not 1 to {MAX_PAGE_ROWS:,}")
+    wanted = column_slice(columns, None, None, None)
+    return ScanRange(key_of(start), None if end is None else key_of(end), key_of(prefix), wanted, page_rows)
+
+
+class ScanPage(NamedTuple):
+    """Rows of a partition that follow each other."""
+
+    rows: Sequence[tables_pb2.TableRow]
+    next_key: bytes | None
+    """Where to continue; `None` at the end."""
 
 
 class ReadFrom(NamedTuple):
@@ -130,8 +154,8 @@ class TableOperations:
 
     def scan_page(
         self, partition: int, wanted: ScanRange, consistency: str, timeout: float | None
-    ) -> Operation[tuple[list[Row], bytes | None]]:
-        """Read the next rows of a partition; return where to continue, `None` at its end."""
+    ) -> Operation[ScanPage]:
+        """Read the next rows of a partition."""
         request = tables_pb2.ScanRowsRequest(
             read=self._read(partition, ReadFrom(consistency)),
             start=wanted.start,
@@ -144,8 +168,39 @@ class TableOperations:
         response = yield from self._call(
             partition, "ScanRows", request, self.deadline(timeout), consistency=consistency
         )
-        rows = [row for row in map(self._format.row, response.rows) if row is not None]
-        return rows, response.next_key if response.HasField("next_key") else None
+        return ScanPage(response.rows, response.next_key if response.HasField("next_key") else None)
+
+    def scan_whole_page(
+        self, partition: int, wanted: ScanRange, consistency: str, timeout: float | None
+    ) -> Operation[ScanPage]:
+        """Read the next rows of a partition, with those of their columns, too, that an answer has no room for."""
+        page = yield from self.scan_page(partition, wanted, consistency, timeout)
+        for row in page.rows:
+            while row.HasField("next_column"):
+                left = tables_pb2.ColumnSlice()
+                if wanted.columns.names:
+                    left.names.extend(name for name in wanted.columns.names if name >= row.next_column)
+                else:
+                    left.start = row.next_column
+                row.ClearField("next_column")
+                request = tables_pb2.GetRowsRequest(
+                    read=self._read(partition, ReadFrom(consistency)), keys=[row.key], columns=left
+                )
+                response = yield from self._call(
+                    partition, "GetRows", request, self.deadline(timeout), consistency=consistency
+                )
+                if response.rows[0].version == ABSENT:
+                    break  # It was deleted meanwhile.
+                row.MergeFrom(response.rows[0])
+        return page
+
+    def rows_of(self, page: ScanPage) -> list[Row]:
+        """Return the rows of a page as the application sees them.
+
+        Raises:
+            SerializationError: If a value cannot be deserialized.
+        """
+        return [row for row in map(self._format.row, page.rows) if row is not None]
 
     def count(self, partition: int, consistency: str, deadline: float) -> Operation[TableCount]:
         """Count the rows and columns of a partition."""
