@@ -117,8 +117,8 @@ class RowWrites:
             if not names:
                 continue
             start = row_start(key)
-            row_bytes = sum(map(len, names)) + sum(map(len, filter(None, values)))
-            row_bytes += len(names) * (len(start) + _COLUMN_BYTES)
+            keys = [start + name for name in names]
+            row_bytes = sum(map(len, keys)) + sum(map(len, filter(None, values))) + _COLUMN_BYTES * len(keys)
             partition = partition_for_key(key, self._partitions)
             is_large = row_bytes > LARGE_ROW_BYTES
             if is_large and partition in collected:
@@ -126,7 +126,7 @@ class RowWrites:
             chunk = collected.get(partition)
             if chunk is None:
                 chunk = collected[partition] = RowChunk(partition)
-            chunk.keys += [start + name for name in names]
+            chunk.keys += keys
             chunk.values += values
             chunk.ends.append(len(chunk.keys))
             chunk.rows.append(number)
@@ -138,7 +138,7 @@ class RowWrites:
                 collected, size = {}, 0
         yield from collected.values()
 
-    def _converted(self, row: GivenRow) -> tuple[bytes, list[bytes], list[bytes | None]]:
+    def _converted(self, row: GivenRow) -> tuple[bytes, tuple[bytes, ...], list[bytes | None]]:
         """Return key, names and values of a row."""
         try:
             given, columns = row
@@ -146,9 +146,15 @@ class RowWrites:
             raise SerializationError(f"a row is a {type(row).__name__}, not a pair of key and columns") from None
         if not isinstance(columns, Mapping):
             raise SerializationError(f"the columns are a {type(columns).__name__}, not a mapping")
-        key, serializer = check_row(key_of(given)), self._serializer
-        values = [serialize(serializer, value, "value") for value in columns.values()]
-        return key, list(map(_column_name, columns)), values
+        return check_row(key_of(given)), _column_names(tuple(columns)), self._serialized(list(columns.values()))
+
+    def _serialized(self, values: list[Any]) -> list[bytes | None]:
+        if self._serializer is str.encode:
+            try:
+                return list(map(str.encode, values))
+            except (TypeError, UnicodeError):
+                pass  # A deletion, or a value that is no text.
+        return [serialize(self._serializer, value, "value") for value in values]
 
     def _note_row(self, number: int) -> None:
         self._count = number + 1
@@ -297,9 +303,9 @@ def _is_binary(arrow_type: Any) -> bool:
     return any(check(arrow_type) for check in checks)
 
 
-@lru_cache(4_096)
-def _column_name(name: str) -> bytes:
-    return check_column(name_of(name))
+@lru_cache(256)
+def _column_names(names: tuple[str, ...]) -> tuple[bytes, ...]:
+    return tuple(check_column(name_of(name)) for name in names)
 
 
 def _shown_key(row: Any) -> bytes:
