@@ -288,6 +288,16 @@ def test_the_command_line_reads_and_writes_rows(cluster):
     assert [each["key"] for each in document("scan", "shop", "--prefix", "u")] in (["u1", "u2"], ["u2", "u1"])
     assert "raise --limit 1" in run("scan", "shop", "--limit", "1")
     assert document("count", "shop") == {"rows": 2, "columns": 3}
+    described = document("describe", "shop")
+    assert {name: described[name] for name in ("rows", "columns")} == {"rows": 2, "columns": 3}
+    assert described["configs"]["table_ttl_ms"]["value"] == str(30 * 24 * 3_600_000)
+    for row in described["partitions"]:
+        assert row["leader"] in row["in_sync_replicas"]
+        assert row["as_of_offset"] == row["log_end_offset"]
+    assert sum(row["state_bytes"] for row in described["partitions"]) == described["state_bytes"] > 0
+    shown = run("describe", "shop")
+    assert "AS OF" in shown
+    assert "table_ttl_ms" in shown
     run("delete", "shop", "u1", "--column", "plan", "--yes")
     run("delete", "shop", "u2", "--yes")
     assert document("count", "shop") == {"rows": 1, "columns": 1}
@@ -407,6 +417,11 @@ def test_many_partitions_are_read_side_by_side(cluster, create):
         scan = table.scan(page_rows=7)
         assert next(scan)["k"] == whole[0]
         scan.close()
+        described = table.describe_partitions()
+        assert [each.partition for each in described] == list(range(6))
+        assert sum(each.columns for each in described) == 1_200
+        assert all(each.as_of_offset == each.log_end_offset for each in described)
+        assert all(each.state_bytes > each.columns * 50 for each in described)
 
     async def main():
         async with aio.Table(name, bootstrap_servers=cluster.bootstrap_servers) as table:

@@ -118,14 +118,18 @@ class CountRowsRequest(_message.Message):
     def __init__(self, read: _Optional[_Union[TableRead, _Mapping]] = ...) -> None: ...
 
 class CountRowsResponse(_message.Message):
-    __slots__ = ("rows", "columns", "as_of_offset")
+    __slots__ = ("rows", "columns", "as_of_offset", "state_bytes", "log_end_offset")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     AS_OF_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     rows: int
     columns: int
     as_of_offset: int
-    def __init__(self, rows: _Optional[int] = ..., columns: _Optional[int] = ..., as_of_offset: _Optional[int] = ...) -> None: ...
+    state_bytes: int
+    log_end_offset: int
+    def __init__(self, rows: _Optional[int] = ..., columns: _Optional[int] = ..., as_of_offset: _Optional[int] = ..., state_bytes: _Optional[int] = ..., log_end_offset: _Optional[int] = ...) -> None: ...
 
 class WriteColumn(_message.Message):
     __slots__ = ("name", "value")

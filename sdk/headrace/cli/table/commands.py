@@ -16,6 +16,7 @@ from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.common.topic_options import Config, NewPartitions, ReplicationFactor
 from headrace.cli.records.offset_plan import parse_duration
+from headrace.cli.table.describe import describe
 from headrace.cli.table.purge import purge
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def create(
         "dry_run": dry_run,
     }
     session.show_change(document, f"{'would create' if dry_run else 'created'} table {table} ({size})")
+
+
+app.command("describe")(describe)
 
 
 @app.command("put")

@@ -74,6 +74,19 @@ class TableCount(NamedTuple):
     columns: int
 
 
+class TablePartition(NamedTuple):
+    """Partition of a table, as its leader has it."""
+
+    partition: int
+    rows: int
+    columns: int
+    state_bytes: int
+    """Approximate memory of the keys in the broker."""
+    as_of_offset: int
+    """The table has what is committed below this offset."""
+    log_end_offset: int
+
+
 class RowFormat:
     """Conversion of keys, names and values of one client."""
 

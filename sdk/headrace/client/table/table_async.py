@@ -34,7 +34,7 @@ from headrace.client.table.row_writes import (
     given_rows,
     parts_of,
 )
-from headrace.client.table.rows import Row, TableCount, column_slice, key_of
+from headrace.client.table.rows import Row, TableCount, TablePartition, column_slice, key_of
 from headrace.client.table.table_operations import (
     ReadFrom,
     ScanPage,
@@ -342,10 +342,16 @@ class AsyncTable:
 
     async def count(self, *, consistency: str = "leader", timeout: float | None = None) -> TableCount:
         """Return the number of rows and columns. The partitions are asked side by side."""
-        deadline = self._operations.deadline(timeout)
-        numbers = await self._numbers(None, timeout)
-        counts = await self._run_all([self._operations.count(number, consistency, deadline) for number in numbers])
+        counts = await self.describe_partitions(consistency=consistency, timeout=timeout)
         return TableCount(sum(each.rows for each in counts), sum(each.columns for each in counts))
+
+    async def describe_partitions(
+        self, partitions: Sequence[int] | None = None, *, consistency: str = "leader", timeout: float | None = None
+    ) -> list[TablePartition]:
+        """Return what partitions have, all of them by default, and how much memory their keys take."""
+        deadline = self._operations.deadline(timeout)
+        numbers = await self._numbers(partitions, timeout)
+        return await self._run_all([self._operations.count(number, consistency, deadline) for number in numbers])
 
     async def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> AsyncIterator[Row | None]:
         """Yield a row as it is now, and again after each change of it; `None` while it does not exist.

@@ -18,7 +18,7 @@ from headrace.client.base.retry import Backoff
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.table.purges import PurgedPartition
-from headrace.client.table.rows import Row, RowFormat, TableCount, VersionConflictError, column_slice, key_of
+from headrace.client.table.rows import Row, RowFormat, TablePartition, VersionConflictError, column_slice, key_of
 from headrace.v1 import cluster_pb2, tables_pb2, topics_pb2
 from headrace.wire.batch import sequence_after
 from headrace.wire.errors import (
@@ -202,11 +202,18 @@ class TableOperations:
         """
         return [row for row in map(self._format.row, page.rows) if row is not None]
 
-    def count(self, partition: int, consistency: str, deadline: float) -> Operation[TableCount]:
+    def count(self, partition: int, consistency: str, deadline: float) -> Operation[TablePartition]:
         """Count the rows and columns of a partition."""
         request = tables_pb2.CountRowsRequest(read=self._read(partition, ReadFrom(consistency)))
         response = yield from self._call(partition, "CountRows", request, deadline, consistency=consistency)
-        return TableCount(response.rows, response.columns)
+        return TablePartition(
+            partition,
+            response.rows,
+            response.columns,
+            response.state_bytes,
+            response.as_of_offset,
+            response.log_end_offset,
+        )
 
     def purged_partitions(
         self, keys: Sequence[bytes], prefix: bytes | None, deleted: bool, timeout: float

@@ -121,7 +121,13 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         """See the proto."""
         read = await self._begin(request.read)
         state = read.state
-        response = tables_pb2.CountRowsResponse(rows=state.rows, columns=state.columns, as_of_offset=read.as_of_offset)
+        response = tables_pb2.CountRowsResponse(
+            rows=state.rows,
+            columns=state.columns,
+            as_of_offset=read.as_of_offset,
+            state_bytes=state.key_bytes,
+            log_end_offset=read.partition.replica.log_end_offset,
+        )
         return self._end(read, response, TableCall.COUNT, ())
 
     @unary
