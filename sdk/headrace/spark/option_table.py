@@ -91,6 +91,14 @@ OPTIONS = (
         "",
         "Whether a query's filters restrict the fetched ranges. Only for a frame that is used in one query, see above.",
     ),
+    Option(
+        "newestPerKey",
+        (BATCH,),
+        "false",
+        "",
+        "Whether to give only the newest record of each key below the end, without deleted and expired ones: a table "
+        "as of an offset or a time, see above.",
+    ),
     Option("includeHeaders", READS, "false", "includeHeaders", "Whether to add a column `headers`."),
     Option(
         "commitGroup",

@@ -41,6 +41,14 @@ _SHOWN_BY_SPARK = {"api_key": "api_key_file", "token": "token_file"}
 """Secrets that are not taken as options, and the options that name a file with them."""
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Spark's own options, which it passes to sources and sinks as well."""
+_NOT_FOR_NEWEST = (
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "pushFilters",
+)
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
 
@@ -73,6 +81,7 @@ class ReadOptions:
     """0 means no limit."""
     fail_on_data_loss: bool
     push_filters: bool
+    newest_per_key: bool
     include_headers: bool
     commit_group: str
 
@@ -107,6 +116,9 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
             raise ConfigError("startingOffsets=latest reads nothing in a batch", action="Use a stream, or earliest.")
         if end is not None and end.word == EARLIEST:
             raise ConfigError("endingOffsets=earliest reads nothing", action="Use latest, or offsets.")
+    newest_per_key = options.flag("newestPerKey", False)
+    if newest_per_key:
+        options.check_newest_per_key()
     return ReadOptions(
         settings=settings,
         subscription=options.subscription(),
@@ -117,6 +129,7 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
         max_offsets_per_trigger=options.number("maxOffsetsPerTrigger"),
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         push_filters=options.flag("pushFilters", False),
+        newest_per_key=newest_per_key,
         include_headers=options.flag("includeHeaders", False),
         commit_group=group,
     )
@@ -189,6 +202,14 @@ class _Options:
         if text not in {"", "true", "false"}:
             raise ConfigError(f"{name}={text!r} is not true or false")
         return default if not text else text == "true"
+
+    def check_newest_per_key(self) -> None:
+        """Check that a task reads a partition from its beginning."""
+        for name in _NOT_FOR_NEWEST:
+            if self.text(name):
+                raise ConfigError(
+                    f"options newestPerKey and {name} exclude each other", action="A task reads a whole partition."
+                )
 
     def settings(self, config: type[ClientConfig]) -> dict[str, Any]:
         """Return the settings with the prefix `headrace.`, validated as in the SDK."""

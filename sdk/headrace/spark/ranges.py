@@ -21,6 +21,16 @@ class OffsetRange:
 
 
 @dataclass(frozen=True, slots=True)
+class AsOf:
+    """Moment of which a read has the newest record of each key."""
+
+    is_latest: bool
+    """Whether it is any moment during the read."""
+    time_ms: int
+    """Time by which columns have expired, in ms since 1970; -1 for that of the newest record below the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class DataLoss:
     """Requested records that retention has removed."""
 

@@ -16,8 +16,9 @@ from headrace.spark.errors import check_data_loss
 from headrace.spark.filters import Pushed
 from headrace.spark.option_table import BATCH
 from headrace.spark.options import ReadOptions, read_options
-from headrace.spark.ranges import OffsetRange, check_order, split, within_log
+from headrace.spark.ranges import AsOf, OffsetRange, check_order, split, within_log
 from headrace.spark.schema import check_read_schema
+from headrace.spark.starting_offsets import LATEST, LATEST_OFFSET
 from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.wire.ids import TopicPartition
 
@@ -32,6 +33,8 @@ class RangePartition(InputPartition):
     part: OffsetRange
     topic_id: str = ""
     """Topic id of the range, in hexadecimal; empty means any topic of the name."""
+    as_of: AsOf | None = None
+    """Moment of which the newest records are read; `None` means all records."""
 
     @property
     def value(self) -> str:
@@ -50,6 +53,11 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
     prepare_worker()
     part = partition.part
     topic_id = bytes.fromhex(partition.topic_id)
+    if partition.as_of is not None:
+        from headrace.spark.as_of import read_as_of
+
+        yield from read_as_of(options, schema, part, topic_id, partition.as_of)
+        return
     decoded_batches = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss, topic_id=topic_id)
     with closing(decoded_batches):
         yield from ArrowColumns(schema, part.where).batches(decoded_batches)
@@ -86,10 +94,17 @@ class HeadraceReader(DataSourceReader):
         with closing(SubscribedCluster(options.settings, options.subscription)) as cluster:
             ranges = self._ranges(cluster, cluster.partitions())
             ids = cluster.topic_ids
+        as_of = self._as_of if options.newest_per_key else lambda _: None
         return [
-            RangePartition(part, ids[part.where.topic])
+            RangePartition(part, ids[part.where.topic], as_of(part.where))
             for part in split(ranges, options.min_partitions, options.max_records_per_partition)
         ]
+
+    def _as_of(self, where: TopicPartition) -> AsOf:
+        end = self._options.end
+        of_times = -1 if end.times_ms is None else end.times_ms[where]
+        is_latest = end.word == LATEST or (end.offsets is not None and end.offsets[where] == LATEST_OFFSET)
+        return AsOf(is_latest, max(end.time_ms, of_times))
 
     def _ranges(self, cluster: SubscribedCluster, partitions: list[TopicPartition]) -> list[OffsetRange]:
         options = self._options

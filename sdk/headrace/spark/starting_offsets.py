@@ -8,7 +8,9 @@ from headrace.client.base.errors import ConfigError
 from headrace.wire.ids import TopicPartition
 
 EARLIEST, LATEST = "earliest", "latest"
-_WORDS = {-2: EARLIEST, -1: LATEST}
+LATEST_OFFSET = -1
+"""The latest offset, in a map of offsets."""
+_WORDS = {-2: EARLIEST, LATEST_OFFSET: LATEST}
 MAX_TIME_MS = 253_402_300_799_999
 """End of the year 9999: a larger number is no time in ms."""
 

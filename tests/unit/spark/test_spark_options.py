@@ -80,6 +80,8 @@ WRONG_READ = [
     ({"failondataloss": "perhaps"}, "failOnDataLoss='perhaps' is not true or false"),
     ({"maxoffsetspertrigger": "5"}, "option maxOffsetsPerTrigger is for reading a stream, not for reading a batch"),
     ({"commitgroup": "g"}, "option commitGroup is for reading a stream"),
+    ({"newestperkey": "true", "minpartitions": "4"}, "options newestPerKey and minPartitions exclude each other"),
+    ({"newestperkey": "true", "startingoffsets": "earliest"}, "newestPerKey and startingOffsets exclude each other"),
     ({"topic": "t"}, "option topic is for writing"),
     ({"startingofsets": "earliest"}, "unknown option 'startingofsets'; did you mean 'startingOffsets'?"),
     ({"kafka.bootstrap.servers": "h:1"}, "unknown option 'kafka.bootstrap.servers'; settings of the client are named"),
