@@ -7,6 +7,7 @@ from spark_jobs.access_log import access_log
 from spark_jobs.audit import audit
 from spark_jobs.command import job_app
 from spark_jobs.load import load
+from spark_jobs.table_load import table_load
 from spark_jobs.workload import workload
 
 from reference_pages.commands_page import commands_text, leaves
@@ -22,6 +23,7 @@ def jobs_body() -> str:
     """Return the page from its title."""
     apps = {
         "load": job_app(load),
+        "table_load": job_app(table_load),
         "audit": job_app(audit),
         "windows": windows.app,
         "access_log": job_app(access_log),
