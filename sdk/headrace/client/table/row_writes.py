@@ -4,10 +4,11 @@ The columns of a row are consecutive records of one batch (`group_ends`), so tha
 all. Rows are collected by partition, and sent in chunks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,6 +30,8 @@ COLLECTED_BYTES = 4 << 20
 """Bytes of keys and values that are collected for all partitions before they are sent."""
 LARGE_ROW_BYTES = 128 << 10
 """A row of more bytes is a chunk of its own, so that an error of the chunk is the row's."""
+RUN_ROWS = 256
+"""Rows that are converted together if they have the same columns."""
 ARROW_ROWS = 10_000
 """Rows of an Arrow table that are Python objects at a time."""
 MAX_BATCH_RECORDS = 1_000_000
@@ -81,6 +84,14 @@ class RowChunk:
     # Numbers of the rows.
     rows: list[int] = field(default_factory=list)
 
+    def extend(self, keys: Sequence[bytes], values: Sequence[bytes | None], columns: int, rows: Sequence[int]) -> None:
+        """Add the records of some rows of the same number of columns."""
+        before = len(self.keys)
+        self.keys += keys
+        self.values += values
+        self.ends += range(before + columns, len(self.keys) + 1, columns)
+        self.rows += rows
+
     def headers(self, expires_ms: int) -> list[tuple[tuple[str, bytes], ...]]:
         """Return the headers of the records, which expire at this time in ms since 1970."""
         return [expiry_headers(expires_ms)] * len(self.keys)
@@ -95,6 +106,8 @@ class RowWrites:
         self._serializer = serializer
         self._versions = np.full(1_024, ABSENT, np.int64)
         self._count = 0
+        self._collected: dict[int, RowChunk] = {}
+        self._collected_bytes = 0
         self._failed: FailedRow | None = None
         self._outcome = Outcome.NOT_APPLIED
 
@@ -105,38 +118,85 @@ class RowWrites:
 
     def chunks(self, rows: Iterable[GivenRow]) -> Iterator[RowChunk]:
         """Yield the records of the rows. A row that is none has failed, and ends the chunks."""
-        collected: dict[int, RowChunk] = {}
-        size = 0
-        for number, row in enumerate(rows):
-            self._note_row(number)
+        given = iter(rows)
+        first = 0
+        while run := list(islice(given, RUN_ROWS)):
+            self._note_rows(first + len(run))
+            if not self._collect_run(first, run):
+                yield from self._collect_each(first, run)
+            first += len(run)
+            if self._failed is not None:
+                break
+            if self._collected_bytes >= COLLECTED_BYTES:
+                yield from self._taken()
+        yield from self._taken()
+
+    def _taken(self) -> Iterator[RowChunk]:
+        taken, self._collected, self._collected_bytes = self._collected, {}, 0
+        yield from taken.values()
+
+    def _note_rows(self, count: int) -> None:
+        self._count = count
+        if count > len(self._versions):
+            self._versions = np.concatenate([self._versions, np.full(count, ABSENT, np.int64)])
+
+    def _chunk(self, partition: int) -> RowChunk:
+        chunk = self._collected.get(partition)
+        if chunk is None:
+            chunk = self._collected[partition] = RowChunk(partition)
+        return chunk
+
+    def _collect_run(self, first: int, run: list[GivenRow]) -> bool:
+        """Collect rows that all have the same names, with little work for each; return `False` for any others."""
+        try:
+            keys, columns = zip(*run, strict=True)
+            if set(map(type, columns)) != {dict} or len(names := set(map(tuple, columns))) != 1:
+                return False
+            values = self._serialized(list(chain.from_iterable(each.values() for each in columns)))
+            starts = [row_start(check_row(key_of(key))) for key in keys]
+            [encoded] = map(_column_names, names)
+        except (HeadraceError, TypeError, ValueError):
+            return False  # Row by row, the one that is wrong is found.
+        record_keys = [start + name for start in starts for name in encoded]
+        size = sum(map(len, record_keys)) + sum(map(len, filter(None, values))) + _COLUMN_BYTES * len(record_keys)
+        if size > LARGE_ROW_BYTES or not encoded:
+            return False
+        self._collected_bytes += size
+        count = len(encoded)
+        if self._partitions == 1:
+            self._chunk(0).extend(record_keys, values, count, range(first, first + len(run)))
+            return True
+        for place, key in enumerate(keys):
+            chunk = self._chunk(partition_for_key(key_of(key), self._partitions))
+            start = place * count
+            chunk.keys += record_keys[start : start + count]
+            chunk.values += values[start : start + count]
+            chunk.ends.append(len(chunk.keys))
+            chunk.rows.append(first + place)
+        return True
+
+    def _collect_each(self, first: int, run: list[GivenRow]) -> Iterator[RowChunk]:
+        """Collect rows one by one; yield chunks that come before a large row, and such a row."""
+        for number, row in enumerate(run, first):
             try:
                 key, names, values = self._converted(row)
             except HeadraceError as error:
+                self._count = number + 1
                 self.note_failure(number, _shown_key(row), error)
-                break
+                return
             if not names:
                 continue
-            start = row_start(key)
+            start, partition = row_start(key), partition_for_key(key, self._partitions)
             keys = [start + name for name in names]
-            row_bytes = sum(map(len, keys)) + sum(map(len, filter(None, values))) + _COLUMN_BYTES * len(keys)
-            partition = partition_for_key(key, self._partitions)
-            is_large = row_bytes > LARGE_ROW_BYTES
-            if is_large and partition in collected:
-                yield collected.pop(partition)
-            chunk = collected.get(partition)
-            if chunk is None:
-                chunk = collected[partition] = RowChunk(partition)
-            chunk.keys += keys
-            chunk.values += values
-            chunk.ends.append(len(chunk.keys))
-            chunk.rows.append(number)
-            size += row_bytes
-            if is_large:
-                yield collected.pop(partition)
-            if size >= COLLECTED_BYTES:
-                yield from collected.values()
-                collected, size = {}, 0
-        yield from collected.values()
+            size = sum(map(len, keys)) + sum(map(len, filter(None, values))) + _COLUMN_BYTES * len(keys)
+            if size > LARGE_ROW_BYTES and partition in self._collected:
+                yield self._collected.pop(partition)
+            self._chunk(partition).extend(keys, values, len(keys), [number])
+            self._collected_bytes += size
+            if size > LARGE_ROW_BYTES:
+                yield self._collected.pop(partition)
+            if self._collected_bytes >= COLLECTED_BYTES:
+                yield from self._taken()
 
     def _converted(self, row: GivenRow) -> tuple[bytes, tuple[bytes, ...], list[bytes | None]]:
         """Return key, names and values of a row."""
@@ -154,12 +214,9 @@ class RowWrites:
                 return list(map(str.encode, values))
             except (TypeError, UnicodeError):
                 pass  # A deletion, or a value that is no text.
+        elif self._serializer is None and set(map(type, values)) <= {bytes, type(None)}:
+            return values
         return [serialize(self._serializer, value, "value") for value in values]
-
-    def _note_row(self, number: int) -> None:
-        self._count = number + 1
-        if number == len(self._versions):
-            self._versions = np.concatenate([self._versions, np.full(number, ABSENT, np.int64)])
 
     # --- what has become of them ---
 
@@ -287,9 +344,10 @@ def _arrow_rows(batches: Iterable[Any], key_column: str, delete_nulls: bool, is_
             arrays = [batch.column(name) for name in names]
             columns = [(array.cast(pa.binary()) if is_plain else array).to_pylist() for array in arrays]
             keys = batch.column(key_column).cast(pa.binary()).to_pylist()
+            leaves_out = not delete_nulls and any(array.null_count for array in arrays)
             for key, *values in zip(keys, *columns, strict=True):
                 found = dict(zip(names, values, strict=True))
-                if not delete_nulls and None in values:
+                if leaves_out and None in values:
                     found = {name: value for name, value in found.items() if value is not None}
                 yield key, found
 

@@ -1,5 +1,6 @@
 """Rows of a `put_many` as records, and what is told of them."""
 
+import random
 from datetime import timedelta
 
 import numpy as np
@@ -55,6 +56,7 @@ def test_what_is_collected_is_bounded(monkeypatch):
     """Chunks come before all rows were read; a large row is a chunk of its own, in its place."""
     monkeypatch.setattr(row_writes, "COLLECTED_BYTES", 1_000)
     monkeypatch.setattr(row_writes, "LARGE_ROW_BYTES", 400)
+    monkeypatch.setattr(row_writes, "RUN_ROWS", 4)
     read = 0
 
     def rows():
@@ -70,6 +72,22 @@ def test_what_is_collected_is_bounded(monkeypatch):
     assert seen[0] < 15
     assert [50] in ends
     assert [row for rows in ends for row in rows] == list(range(100))
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_rows_are_converted_together_as_one_by_one(monkeypatch, partitions):
+    """Rows with the same columns or others, deletions, and none."""
+    draw, rows = random.Random(1), []
+    for number in range(300):
+        names = draw.choice((["a"], ["a", "b"], ["b", "a"], [], ["a", "b", "c"])) if draw.random() < 0.1 else ["a", "b"]
+        rows.append((f"k{number}", {name: None if draw.random() < 0.02 else f"{number}" for name in names}))
+    found = []
+    for together in (1, 7, 256):
+        monkeypatch.setattr(row_writes, "RUN_ROWS", together)
+        _, chunks = writes_of(rows, partitions)
+        found.append({each.partition: (records(each), each.ends, each.rows) for each in chunks})
+    assert found[0] == found[1] == found[2]
+    assert sum(len(ends) for _, ends, _ in found[0].values()) == sum(bool(columns) for _, columns in rows)
 
 
 def test_versions_are_offsets_of_the_last_column():
