@@ -17,7 +17,9 @@ from headrace.wire.errors import MetastoreUnavailableError
 from headrace_coordinator.core.control import new_sessions
 from headrace_coordinator.core.election import RegisteredBroker, elect_uncleanly, electable, is_session
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
+from headrace_coordinator.rpc.topic_requests import TopicRequests
 from headrace_coordinator.runtime.controller import Controller
 from headrace_coordinator.runtime.partition_reconciler import registered_sessions
 from headrace_coordinator.runtime.session import CoordinatorSession
@@ -159,15 +161,17 @@ class Coordinator:
             self.loop.fail("the coordinator ended", failed)
 
     async def _serve(self, view: ClusterView) -> str:
-        """Answer what clients ask: metadata and producer ids. Administrators' acts are below."""
+        """Answer what clients ask: metadata, settings, producer ids. Administrators' acts are below."""
         unused: Any = None
+        settings = CoordinatorSettings(coordinator_id=self.node.name)
+        answers = Answers(unused, METRICS, default_timeout_ms=unused)
         servicer = ClusterServicer(
             self._metastore,
             view,
-            topics=unused,
+            topics=TopicRequests(unused, view, answers, settings, unused),
             partitions=unused,
             brokers=unused,
-            settings=CoordinatorSettings(coordinator_id=self.node.name),
+            settings=settings,
             metrics=METRICS,
             etcd_version="",
             draw=self.world.chance("producer ids").randrange,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from headrace import aio
 from headrace.client.net.cluster_metadata import ClusterMetadata
+from headrace.client.table.row_writes import PutManyError
 from headrace.client.table.rows import Row, VersionConflictError
 from headrace.wire.errors import HeadraceError, Outcome
 from headrace.wire.table_keys import ABSENT
@@ -22,6 +24,8 @@ FILLING = ("x", "x" * 40)
 """Values of a second column, so that batches have several sizes."""
 LIFE_MS = (1, 50, 400, 2_000)
 """Lives of what expires."""
+BULK_SHARE = 0.5
+"""Of the writes without a condition."""
 
 
 class TableClient(Client):
@@ -37,6 +41,8 @@ class TableClient(Client):
         self._writes = 0
         self._versions: dict[str, int] = {}
         self._topic_id = b""
+        # Drawn apart, so that other seeds stay as they are.
+        self._bulk = random.Random(f"{cluster.plan.seed}/{self.name}/bulk")
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
         return None if self._table is None else self._table._operations._metadata
@@ -53,7 +59,7 @@ class TableClient(Client):
             elif draw < 0.45:
                 await self._put(row, self._versions.get(row, ABSENT))
             elif draw < 0.6:
-                await self._put(row, None)
+                await (self._put_many() if self._bulk.random() < BULK_SHARE else self._put(row, None))
             else:
                 await self._get(row, from_replica=draw > 0.85)
             self.waits = False
@@ -95,6 +101,32 @@ class TableClient(Client):
         if not self.cluster.plan.expires or self._chance.random() < 0.5:
             return None
         return timedelta(milliseconds=self._chance.choice(LIFE_MS))
+
+    async def _put_many(self) -> None:
+        """Write some rows, each of two columns, in one or several batches."""
+        assert self._table is not None
+        rows = self._bulk.sample(ROWS, self._bulk.randrange(1, len(ROWS) + 1))
+        begin, topic_id = self.cluster.next_order(), self._topic()
+        values = []
+        for _ in rows:
+            self._writes += 1
+            values.append(f"{self.name}.{self._writes}")
+        # No value is sent twice, by which batches are told apart (H55).
+        columns = [{"filling": value + self._bulk.choice(FILLING), "value": value} for value in values]
+        outcome = OK
+        try:
+            versions = (await self._table.put_many(zip(rows, columns, strict=True))).tolist()
+        except PutManyError as error:
+            outcome, versions = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN, error.versions.tolist()
+            versions += [ABSENT] * (len(rows) - len(versions))
+        except HeadraceError:  # Of the look-up before anything was sent.
+            outcome, versions = FAILED, [ABSENT] * len(rows)
+        for row, value, version in zip(rows, values, versions, strict=True):
+            found = OK if version != ABSENT else UNKNOWN if outcome == OK else outcome
+            if found == OK:
+                self._versions[row] = version
+            self.world.count(f"row bulk writes {found}")
+            self._note(row, begin, topic_id, outcome=found, version=version, value=value, writes=True, expected=None)
 
     async def _get(self, row: str, *, from_replica: bool) -> None:
         assert self._table is not None
