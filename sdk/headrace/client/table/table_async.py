@@ -217,7 +217,7 @@ class AsyncTable:
         consistency: str = "leader",
         timeout: float | None = None,
     ) -> AsyncIterator[Any]:
-        """Yield rows as `pyarrow.RecordBatch`es, a page each: the way to read a large table.
+        """Yield rows as batches (`pyarrow.RecordBatch`), a page each: the way to read a large table.
 
         The partitions take turns, and are read side by side; rows of one partition are in the order of their keys. A
         batch has the key as binary, and each column as text, or binary with `value_deserializer="bytes"`; it is null
