@@ -26,7 +26,7 @@ from headrace.spark.ranges import AsOf, OffsetRange
 from headrace.spark.schema import COLUMNS
 from headrace.spark.starting_offsets import LATEST
 from headrace.spark.subscribed_cluster import SubscribedCluster
-from headrace.wire.table_keys import expiry_of
+from headrace.wire.table_keys import expiries_of
 
 ENDS = "headrace.ends_ms"
 """Added column: when a record expires in ms since 1970, `NEVER`, or `DELETED`."""
@@ -130,9 +130,7 @@ class _Columns:
 def _ends(decoded: DecodedBatch) -> Any:
     """Return `ENDS` of some records: int64[n]."""
     columns, start, end = decoded.columns, decoded.start, decoded.end
-    ends = np.full(end - start, NEVER, np.int64)
-    if columns.header_columns is not None:
-        ends[:] = [expiry_of(headers) for headers in columns.headers(start, end)]
+    ends = expiries_of(columns)[start:end]
     ends[~columns.value_column.valid()[start:end]] = DELETED
     return ends
 
