@@ -99,6 +99,14 @@ OPTIONS = (
         "Whether to give only the newest record of each key below the end, without deleted and expired ones: a table "
         "as of an offset or a time, see above.",
     ),
+    Option(
+        "typed",
+        READS,
+        "false",
+        "",
+        "Whether to read the columns of the one typed topic that is subscribed, and `_partition`, `_offset`, "
+        "`_timestamp` and `_key`. Brokers send the columns of the frame's schema only, see above.",
+    ),
     Option("includeHeaders", READS, "false", "includeHeaders", "Whether to add a column `headers`."),
     Option(
         "commitGroup",

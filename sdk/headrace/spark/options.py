@@ -82,8 +82,24 @@ class ReadOptions:
     fail_on_data_loss: bool
     push_filters: bool
     newest_per_key: bool
+    typed: bool
     include_headers: bool
     commit_group: str
+
+    @property
+    def typed_topic(self) -> str:
+        """The one topic of the option `typed`.
+
+        Raises:
+            ConfigError: If there are several, or a pattern.
+        """
+        names = (*self.subscription.names, *self.subscription.assigned)
+        if len(names) != 1:
+            raise ConfigError(
+                f"option typed: {self.subscription.option} has {len(names) or 'a pattern of'} topics",
+                action="Subscribe one: its columns are the frame's.",
+            )
+        return names[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +135,10 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
     newest_per_key = options.flag("newestPerKey", False)
     if newest_per_key:
         options.check_newest_per_key()
+    typed = options.flag("typed", False)
+    for name, is_set in (("newestPerKey", newest_per_key), ("includeHeaders", options.flag("includeHeaders", False))):
+        if typed and is_set:
+            raise ConfigError(f"options typed and {name} exclude each other", action="Leave one of them out.")
     return ReadOptions(
         settings=settings,
         subscription=options.subscription(),
@@ -130,6 +150,7 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
         fail_on_data_loss=options.flag("failOnDataLoss", True),
         push_filters=options.flag("pushFilters", False),
         newest_per_key=newest_per_key,
+        typed=typed,
         include_headers=options.flag("includeHeaders", False),
         commit_group=group,
     )
@@ -158,6 +179,11 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 def describe_schema_options(given: Mapping[str, str]) -> bool:
     """Return `includeHeaders` only, for any use of the options; the reader checks the others."""
     return _Options(given, "").flag("includeHeaders", False)
+
+
+def is_typed(given: Mapping[str, str]) -> bool:
+    """Return `typed` only, for any use of the options; the reader checks the others."""
+    return _Options(given, "").flag("typed", False)
 
 
 class _Options:

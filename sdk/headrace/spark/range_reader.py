@@ -6,7 +6,7 @@ records.
 """
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from headrace.client.base.errors import LogTruncationError, TopicRecreatedError
@@ -23,11 +23,17 @@ END_TIMEOUT_S = 30.0
 
 
 def read_range(
-    settings: Mapping[str, Any], part: OffsetRange, *, fail_on_data_loss: bool, topic_id: bytes = b""
+    settings: Mapping[str, Any],
+    part: OffsetRange,
+    *,
+    fail_on_data_loss: bool,
+    topic_id: bytes = b"",
+    columns: Sequence[str] | None = None,
 ) -> Generator[DecodedBatch, None, None]:
     """Yield the records of a range in order, in the batches in which they were stored.
 
-    `topic_id` is that of the topic in which the range was planned; empty means any topic of the name.
+    `topic_id` is that of the topic in which the range was planned; empty means any topic of the name. `columns` are
+    those of a typed topic that are read; `None` means whole records.
 
     Raises:
         DataLossError: If the log starts after the first record, now or during the read.
@@ -36,7 +42,7 @@ def read_range(
     """
     position = part.start
     while position < part.end:
-        with _open(settings, OffsetRange(part.where, position, part.end), topic_id) as reader:
+        with _open(settings, OffsetRange(part.where, position, part.end), topic_id, columns) as reader:
             if topic_id not in (b"", reader.topic_id):
                 gone = f"{part.where} was deleted with the records from offset {position} to {part.end}"
                 check_data_loss([gone], fail_on_data_loss)
@@ -56,7 +62,7 @@ def read_range(
                 continue  # Retention removed records; the rest of the range is opened again, which reports the loss.
 
 
-def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes) -> Reader:
+def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes, columns: Sequence[str] | None) -> Reader:
     """Return a reader of a range whose end is in the log.
 
     A newly elected leader may not know yet which of its predecessor's records are visible.
@@ -65,7 +71,12 @@ def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes) -> Re
     deadline = time.monotonic() + END_TIMEOUT_S
     while True:
         reader = Reader(
-            topic, start={partition: part.start}, end={partition: part.end}, partitions=[partition], **settings
+            topic,
+            start={partition: part.start},
+            end={partition: part.end},
+            partitions=[partition],
+            columns=columns,
+            **settings,
         )
         end = reader.end_offsets()[part.where]
         if end >= part.end or topic_id not in (b"", reader.topic_id):

@@ -58,9 +58,28 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
 
         yield from read_as_of(options, schema, part, topic_id, partition.as_of)
         return
+    if options.typed:
+        from headrace.spark.typed import read_typed
+
+        yield from read_typed(options, schema, part, topic_id)
+        return
     decoded_batches = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss, topic_id=topic_id)
     with closing(decoded_batches):
         yield from ArrowColumns(schema, part.where).batches(decoded_batches)
+
+
+def check_schema(options: ReadOptions, schema: StructType) -> None:
+    """Check a schema that may be the user's.
+
+    Raises:
+        ConfigError: If it is invalid.
+    """
+    if options.typed:
+        from headrace.spark.typed import check_typed
+
+        check_typed(options, schema)
+    else:
+        check_read_schema(schema)
 
 
 def make_reader(given: Mapping[str, str], schema: StructType) -> "HeadraceReader":
@@ -69,8 +88,8 @@ def make_reader(given: Mapping[str, str], schema: StructType) -> "HeadraceReader
     Raises:
         ConfigError: If an option or the schema is invalid.
     """
-    check_read_schema(schema)
     options = read_options(given, BATCH)
+    check_schema(options, schema)
     return PushingReader(options, schema) if options.push_filters else HeadraceReader(options, schema)
 
 

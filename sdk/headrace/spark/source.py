@@ -41,9 +41,13 @@ class HeadraceDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a read without a user's schema."""
-        from headrace.spark.options import describe_schema_options
+        from headrace.spark.options import describe_schema_options, is_typed
         from headrace.spark.schema import full_schema
 
+        if is_typed(self.options):
+            from headrace.spark.typed import typed_schema
+
+            return typed_schema(self.options)
         return full_schema(describe_schema_options(self.options))
 
     def reader(self, schema: StructType) -> "HeadraceReader":

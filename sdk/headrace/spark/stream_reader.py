@@ -29,8 +29,7 @@ from headrace.spark.option_table import STREAM
 from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.position_commits import StreamCommits
 from headrace.spark.ranges import OffsetRange, limited, split, within_log
-from headrace.spark.reader import RangePartition, read_partition
-from headrace.spark.schema import check_read_schema
+from headrace.spark.reader import RangePartition, check_schema, read_partition
 from headrace.spark.starting_offsets import EARLIEST, LATEST
 from headrace.spark.stream_offsets import (
     OffsetJson,
@@ -76,8 +75,9 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ConfigError: If an option or the schema is invalid.
         """
-        check_read_schema(self._schema)
-        return read_options(self._given, STREAM)
+        options = read_options(self._given, STREAM)
+        check_schema(options, self._schema)
+        return options
 
     def initialOffset(self) -> OffsetJson:
         """Return a placeholder for the start; the first micro-batch resolves it.

@@ -1,0 +1,123 @@
+"""Read of a typed topic by its columns: the option `typed`. Imports pyspark, and in executors pyarrow."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
+
+from headrace.client.base.errors import ConfigError
+from headrace.spark.option_table import BATCH
+from headrace.spark.options import ReadOptions, read_options
+from headrace.spark.ranges import OffsetRange
+from headrace.spark.subscribed_cluster import SubscribedCluster
+from headrace.wire.typed.topic_columns import parse_columns
+
+METADATA = (
+    StructField("_partition", IntegerType(), nullable=False),
+    StructField("_offset", LongType(), nullable=False),
+    StructField("_timestamp", TimestampType(), nullable=False),
+    StructField("_key", BinaryType()),
+)
+"""Columns besides the topic's."""
+LEAST_ROWS = 4_096
+"""Smaller batches are merged: each costs Spark as much as thousands of rows."""
+MOST_ROWS = 16_384
+
+
+def typed_schema(given: Mapping[str, str]) -> StructType:
+    """Return the schema of the topic of the options, which is read from the cluster.
+
+    Raises:
+        ConfigError: If an option is invalid, the topic is not typed, or Spark has not one of its types.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    from headrace.wire.typed.arrow_columns import arrow_type
+
+    known = {name: value for name, value in given.items() if name.lower() not in _OF_STREAMS}
+    options = read_options(known, BATCH)
+    topic = options.typed_topic
+    with closing(SubscribedCluster(options.settings, options.subscription)) as cluster:
+        cluster.partitions()
+        text = cluster.admin.describe_config(topic)["columns"].value
+    if not text:
+        raise ConfigError(f"option typed: {topic} is not a typed topic", action="Leave the option out.")
+    fields = []
+    for column in parse_columns(text).current:
+        try:
+            kind = from_arrow_type(arrow_type(column.type), prefer_timestamp_ntz=True)
+        except Exception:
+            raise ConfigError(
+                f"option typed: column {column.name} is {column.type}, which Spark has not",
+                action="Give a schema without it.",
+            ) from None
+        fields.append(StructField(column.name, kind, not column.is_required))
+    return StructType([*fields, *METADATA])
+
+
+_OF_STREAMS = frozenset({"maxoffsetspertrigger", "commitgroup"})
+"""Options that a batch does not take."""
+
+
+def check_typed(options: ReadOptions, schema: StructType) -> None:
+    """Check what is known without the cluster.
+
+    Raises:
+        ConfigError: If the subscription is not of one topic, or the schema names no column.
+    """
+    _ = options.typed_topic
+    if not len(schema):
+        raise ConfigError("schema: it names no column", action="Name at least one of the topic's.")
+
+
+def read_typed(options: ReadOptions, schema: StructType, part: OffsetRange, topic_id: bytes) -> Iterator[Any]:
+    """Yield the rows of a range as Arrow batches with the columns of the schema; brokers send no others.
+
+    Raises:
+        InvalidConfigError: If the topic has no such column.
+        ConfigError: If a column has another type than the schema.
+    """
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from headrace.client.base.arrow_tables import typed_batch_of, typed_columns_of
+    from headrace.client.base.arrow_tables import typed_schema as arrow_schema_of
+    from headrace.spark.range_reader import read_range
+
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    decoded_batches = read_range(
+        options.settings,
+        part,
+        fail_on_data_loss=options.fail_on_data_loss,
+        topic_id=topic_id,
+        columns=tuple(schema.names),
+    )
+    waiting: list[Any] = []
+    rows = 0
+    with closing(decoded_batches):
+        for decoded in decoded_batches:
+            columns = typed_columns_of(decoded.current_columns, schema.names)
+            batch = typed_batch_of(decoded, columns, arrow_schema_of(columns))
+            waiting.append(_cast(batch, wanted))
+            rows += batch.num_rows
+            if rows >= LEAST_ROWS:
+                yield from pa.Table.from_batches(waiting, wanted).combine_chunks().to_batches(MOST_ROWS)
+                waiting, rows = [], 0
+    if rows:
+        yield from pa.Table.from_batches(waiting, wanted).combine_chunks().to_batches(MOST_ROWS)
+
+
+def _cast(batch: Any, wanted: Any) -> Any:
+    import pyarrow as pa
+
+    arrays = []
+    for array, field in zip(batch.columns, wanted, strict=True):
+        try:
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        except pa.ArrowException as error:
+            raise ConfigError(
+                f"schema: column {field.name} is {array.type}, not {field.type}: {error}",
+                action="Read it as it is and cast it.",
+            ) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
