@@ -116,6 +116,8 @@ def test_columns_and_ranges_are_selected(cluster, client, topic, compression):
     ) as reader:
         rows = [(record.offset, record.value) for record in reader]
     assert sorted(rows) == [(number, {"user": number}) for number in range(1, 100, 2)]
+    with headrace.Reader(topic, columns=["user"], value_deserializer=bytes, end=1, **client) as reader:
+        assert sorted(json.loads(record.value)["user"] for record in reader) == [0, 10_000]
     with headrace.Reader(topic, where={"user": (-5, -1)}, **client) as reader:
         assert list(reader) == []
     with headrace.Reader(topic, columns=["user"], where={"tags": (None, None)}, **client) as reader:

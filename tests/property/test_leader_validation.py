@@ -44,7 +44,9 @@ def corrupt(draw: st.DrawFn) -> bytes:
     )
     for _ in range(draw(st.integers(0, 3))):
         if draw(st.booleans()):
-            batch[38] ^= draw(st.sampled_from([int(flag) for flag in BatchFlags]))
+            flag = draw(st.sampled_from([int(flag) for flag in BatchFlags]))
+            batch[38] ^= flag & 0xFF
+            batch[39] ^= flag >> 8
         else:
             position = draw(st.integers(40, len(batch) - 1))
             batch[position] = draw(st.sampled_from([0, 1, 2, 7, 0x7F, 0x80, 0xC3, 0xFF]))

@@ -123,13 +123,11 @@ class Columns:
 
     @property
     def value_column(self) -> BinaryColumn:
-        """Values as bytes; those of a typed batch as JSON, which costs time for each record."""
+        """Values as bytes; those of a typed batch as JSON objects, which are made on first use."""
         if isinstance(self.value_source, BinaryColumn):
             return self.value_source
-        rows = self.value_source.json_rows(0, self.record_count)
-        offsets = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), out=offsets[1:])
-        return BinaryColumn(offsets, memoryview(b"".join(rows)), None)
+        offsets, data = self.value_source.json_column()
+        return BinaryColumn(offsets, data, None)
 
     @property
     def record_count(self) -> int:

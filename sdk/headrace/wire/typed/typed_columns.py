@@ -42,6 +42,7 @@ class TypedColumns:
         self._arrays: dict[int, Any] = {}
         self._values: dict[int, list[Any]] = {}
         self._blocks: dict[int, bytes | memoryview] = {}
+        self._json: tuple[npt.NDArray[np.int32], memoryview] | None = None
 
     @property
     def columns(self) -> tuple[TopicColumn, ...]:
@@ -104,6 +105,9 @@ class TypedColumns:
             values = list(compress(values, kept.tolist()))
         return values if convert is None else [None if value is None else convert(value) for value in values]
 
+    def _fetched(self) -> list[TopicColumn]:
+        return [column for column, stored in zip(self.columns, self._stored, strict=True) if stored is not None]
+
     def _place(self, column: TopicColumn) -> int | None:
         return next((place for place, written in enumerate(self.columns) if written.id == column.id), None)
 
@@ -145,15 +149,23 @@ class TypedColumns:
         )
 
     def rows(self, start: int, end: int, columns: Sequence[TopicColumn] | None = None) -> list[dict[str, Any]]:
-        """Return the rows `start` to `end` as dicts of some columns; by default those of the batch."""
-        wanted = self.columns if columns is None else columns
+        """Return the rows `start` to `end` as dicts of some columns; by default those of the batch that are here."""
+        wanted = self._fetched() if columns is None else columns
         names = [column.name for column in wanted]
         values = [self.values(column)[start:end] for column in wanted]
         return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
-    def json_rows(self, start: int, end: int) -> list[bytes]:
-        """Return the rows as JSON objects: bytes in base64, times in ISO 8601, durations in s, decimals as text."""
-        return [json_row(row) for row in self.rows(start, end)]
+    def json_column(self) -> tuple[npt.NDArray[np.int32], memoryview]:
+        """Return the rows as JSON objects, their offsets int32[n + 1] and their bytes.
+
+        Bytes are in base64, times in ISO 8601, durations in seconds, decimals are text.
+        """
+        if self._json is None:
+            rows = [json_row(row) for row in self.rows(0, self._header.record_count)]
+            offsets = np.zeros(len(rows) + 1, np.int32)
+            np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), out=offsets[1:])
+            self._json = offsets, memoryview(b"".join(rows))
+        return self._json
 
 
 _CONVERSIONS: dict[tuple[str, str], Callable[[Any], Any]] = {
@@ -169,7 +181,7 @@ def _has_arrow() -> bool:
 
 
 def json_row(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a JSON object, see `TypedColumns.json_rows`."""
+    """Return a row as a JSON object, see `TypedColumns.json_column`."""
     return json.dumps(row, default=_plain, ensure_ascii=False).encode()
 
 
