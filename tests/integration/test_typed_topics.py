@@ -7,6 +7,8 @@ import dataclasses
 import datetime as dt
 import json
 import re
+import subprocess
+import sys
 import time
 
 import grpc
@@ -382,3 +384,28 @@ def test_other_languages_read_json(client, topic):
         answer = broker_pb2_grpc.BrokerServiceStub(channel).Fetch(request, timeout=20)
     (record,) = answer.topics[0].partitions[0].records
     assert json.loads(record.value) == {"page": "/a", "user": 7, "at": None, "tags": None, "country": "DE"}
+
+
+def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
+    """Rows go in as JSON lines and come out the same; a wrong one is named by its line."""
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "headrace.cli", *arguments, "--bootstrap-servers", cluster.bootstrap_servers]
+        return subprocess.run(command, capture_output=True, timeout=60, check=False)
+
+    rows = [
+        {"page": "/a", "user": 7, "at": "2026-01-02T03:04:05.678000+00:00", "tags": ["x", None], "country": "FR"},
+        {"page": "/b", "user": None, "at": None, "tags": None, "country": None},
+    ]
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sent = run("produce", topic, "-p", "0", "--input", "rows", str(lines))
+    assert (sent.returncode, b"produced 2 records" in sent.stderr) == (0, True), sent.stderr
+    found = run("consume", topic, "-e", "--output", "raw")
+    assert [json.loads(line) for line in found.stdout.splitlines()] == rows
+    found = run("consume", topic, "-e", "--output", "json")
+    assert [json.loads(line)["value"] for line in found.stdout.splitlines()] == rows
+    lines.write_text('{"page": "/a"}\n{"page": "/a", "at": "noon"}\n')
+    wrong = run("produce", topic, "-p", "0", "--input", "rows", str(lines))
+    assert wrong.returncode == 1
+    assert b"rows.jsonl:2: column at: 'noon' is no timestamp[ms, UTC]" in wrong.stderr

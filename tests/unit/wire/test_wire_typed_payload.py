@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +16,13 @@ from headrace.wire.columns import check_columns, decode_batch, decode_selected, 
 from headrace.wire.compression import Codec
 from headrace.wire.crc import crc32c
 from headrace.wire.encoding import RowBlocks, column_parts, join_column
-from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
-from headrace.wire.typed.arrow_columns import arrays_of_rows, block_of_array
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, InvalidRequestError, UnsupportedCodecError
+from headrace.wire.typed.arrow_columns import arrays_of_rows, block_of_array, check_row
+from headrace.wire.typed.json_values import row_of_json
 from headrace.wire.typed.payload import DOUBLE, ENTRY, HEAD, INT64, TEXT, read_directory, seal
 from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select
 from headrace.wire.typed.topic_columns import parse_columns
+from headrace.wire.typed.typed_columns import json_row
 
 COLUMNS = parse_columns("1 a int32 required, 2 b string, 3 c list<string>, 4 d bool, 5 e struct<x: double>")
 ROWS = [{"a": number, "b": f"b{number}" * 3, "c": ["x", None], "d": True, "e": {"x": 0.5}} for number in range(9)]
@@ -270,3 +275,32 @@ def test_damaged_batches_are_sent_whole() -> None:
     batch = bytearray(typed())
     batch[HEADER_BYTES + HEAD.size] ^= 1
     assert part(bytes(batch), ColumnSelection(frozenset({1}), False)) == bytes(batch)
+
+
+def test_rows_from_json() -> None:
+    """Each type in its JSON form is the same row again; a form that is none names the column."""
+    columns = parse_columns(
+        "1 b binary, 2 m decimal(10, 2), 3 d date, 4 t time[ms], 5 s timestamp[us, UTC], 6 n timestamp[ms], "
+        "7 u duration[ms], 8 l list<date>, 9 p map<string, binary>, 10 r struct<x: decimal(5, 1), y: bool>"
+    )
+    row = {
+        "b": b"\0\xff", "m": Decimal("1.50"), "d": date(2026, 1, 2), "t": time(3, 4, 5), "u": timedelta(seconds=1.5),
+        "s": datetime(2026, 1, 2, tzinfo=UTC), "n": datetime(2026, 1, 2, 3, 4), "l": [date(2026, 1, 2), None],
+        "p": {"k": b"v"}, "r": {"x": Decimal("0.5"), "y": True},
+    }  # fmt: skip
+    found = row_of_json(json.loads(json_row(row)), columns)
+    assert found == row | {"p": [("k", b"v")]}
+    check_row(found, columns)
+    for wrong in (
+        {"b": "?"},
+        {"m": "x"},
+        {"d": 7},
+        {"t": "x"},
+        {"s": "noon"},
+        {"u": "x"},
+        {"l": 7},
+        {"p": []},
+        {"r": 1},
+    ):
+        with pytest.raises(InvalidRequestError, match=f"column {next(iter(wrong))}: "):
+            row_of_json(wrong, columns)

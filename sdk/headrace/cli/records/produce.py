@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,10 +15,11 @@ from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import OutputFormat, Report, bytes_text, render
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command, tell, write_out
 from headrace.cli.records.line_source import STANDARD_INPUT, LineBlock, LineTooLongError, read_blocks, total_bytes
-from headrace.cli.records.record_json import OutgoingRecord, parse_json_line
+from headrace.cli.records.record_json import OutgoingRecord, parse_json_line, parse_row
 
 if TYPE_CHECKING:
     from headrace.client.producer.producer import Producer
+    from headrace.wire.typed.topic_columns import TopicColumns
 
 
 class InputFormat(enum.StrEnum):
@@ -26,6 +27,7 @@ class InputFormat(enum.StrEnum):
 
     LINES = "lines"
     JSON = "json"
+    ROWS = "rows"
 
 
 class Acks(enum.StrEnum):
@@ -62,6 +64,8 @@ class LineFormat:
     key_separator: bytes | None = None
     # Added to every record.
     headers: tuple[tuple[str, bytes], ...] = ()
+    # Of a typed topic, for rows.
+    columns: "TopicColumns | None" = None
 
     @property
     def plain(self) -> bool:
@@ -78,6 +82,8 @@ class LineFormat:
             found = parse_json_line(line)
             key = self.key if found.key is None else found.key
             return OutgoingRecord(found.value, key, (*found.headers, *self.headers), found.timestamp_ms)
+        if self.columns is not None:
+            return OutgoingRecord(parse_row(line, self.columns), self.key, self.headers, size_bytes=len(line))
         if self.key_separator is None:
             return OutgoingRecord(line, self.key, self.headers)
         key, separator, value = line.partition(self.key_separator)
@@ -109,7 +115,11 @@ def produce(
         typer.Argument(metavar="[FILE]...", help="Files to read; standard input if - or none is given."),
     ] = None,
     input_format: Annotated[
-        InputFormat, typer.Option("--input", help="A line is a value, or a record as JSON (`headrace help records`).")
+        InputFormat,
+        typer.Option(
+            "--input",
+            help="A line is a value, a record as JSON (`headrace help records`), or a typed topic's row as JSON.",
+        ),
     ] = InputFormat.LINES,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Key of records without one.")] = None,
     key_separator: Annotated[
@@ -135,11 +145,14 @@ def produce(
       headrace produce clicks access.log
       headrace produce clicks -K : pairs.txt
       headrace produce clicks --input json records.jsonl --acks all
+      headrace produce visits --input rows rows.jsonl
     """
     lines = LineFormat(input_format, _bytes(key), _separator(key_separator, input_format), _headers(header))
     names = list(files or ())
     with session.admin() as admin:
         described = admin.describe_topic(topic)
+        if input_format is InputFormat.ROWS:
+            lines = replace(lines, columns=_columns(topic, admin.describe_config(topic)["columns"].value))
     if partition is not None and partition >= len(described.partitions):
         raise CommandFailed(
             ExitCode.NOT_FOUND, f"{topic} has partitions 0 to {len(described.partitions) - 1}, not {partition}"
@@ -210,6 +223,14 @@ def _send_all(
         before = "record before it was" if tally.records == 1 else f"{tally.records} records before it were"
         raise CommandFailed(ExitCode.FAILED, f"{_sentence(problem)}; the {before} delivered") from None
     producer.flush()
+
+
+def _columns(topic: str, text: str) -> "TopicColumns":
+    from headrace.wire.typed.topic_columns import parse_columns
+
+    if not text:
+        raise UsageProblem(f"--input rows is for typed topics, and {topic} has no columns")
+    return parse_columns(text)
 
 
 def _sentence(problem: Exception) -> str:
@@ -294,7 +315,7 @@ def _bytes(text: str | None) -> bytes | None:
 def _separator(text: str | None, input_format: InputFormat) -> bytes | None:
     if text is None:
         return None
-    if input_format is InputFormat.JSON:
+    if input_format is not InputFormat.LINES:
         raise UsageProblem("--key-separator is for --input lines; a JSON record has its key in the field 'key'")
     separator = text.encode(errors="surrogateescape").replace(b"\\t", b"\t")
     if not separator:

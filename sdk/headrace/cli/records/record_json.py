@@ -8,10 +8,14 @@ import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.common import bytes_text
 from headrace.cli.common.rendering import JsonValue
 from headrace.cli.records.record_format import FormattableRecord
+
+if TYPE_CHECKING:
+    from headrace.wire.typed.topic_columns import TopicColumns
 
 MAX_TIMESTAMP_MS = 2**63 - 1
 
@@ -24,16 +28,18 @@ _IGNORED = ("topic", "partition", "offset")
 class OutgoingRecord:
     """Record that `headrace produce` sends."""
 
-    value: bytes | None
+    # A dict is a row of a typed topic.
+    value: bytes | dict[str, Any] | None
     key: bytes | None = None
     headers: Sequence[tuple[str, bytes]] = ()
     # Milliseconds since 1970; None means the time of sending.
     timestamp_ms: int | None = None
+    # Size of key and value, for rates and summaries.
+    size_bytes: int = -1
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of key and value, for rates and summaries."""
-        return len(self.key or b"") + len(self.value or b"")
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0:
+            object.__setattr__(self, "size_bytes", len(self.key or b"") + len(self.value or b""))
 
 
 def to_document(record: FormattableRecord) -> dict[str, JsonValue]:
@@ -58,6 +64,27 @@ def _value(value: object) -> JsonValue:
         return row
     assert value is None or isinstance(value, bytes)
     return bytes_text.to_json(value)
+
+
+def parse_row(line: bytes, columns: "TopicColumns") -> dict[str, Any]:
+    """Return the row in one line of JSON.
+
+    Raises:
+        ValueError: If the line is invalid, or the row does not fit; the message has the reason.
+    """
+    from headrace.wire.errors import InvalidRequestError
+    from headrace.wire.typed.arrow_columns import check_row
+    from headrace.wire.typed.json_values import row_of_json
+
+    document = json.loads(line)
+    if not isinstance(document, dict):
+        raise ValueError('a row is an object such as {"page": "/"}')
+    try:
+        row = row_of_json(document, columns)
+        check_row(row, columns)
+    except InvalidRequestError as error:
+        raise ValueError(error.message) from error
+    return row
 
 
 def parse_json_line(line: bytes) -> OutgoingRecord:
