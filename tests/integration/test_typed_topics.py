@@ -386,6 +386,36 @@ def test_other_languages_read_json(client, topic):
     assert json.loads(record.value) == {"page": "/a", "user": 7, "at": None, "tags": None, "country": "DE"}
 
 
+def test_handlers_get_rows_and_dead_letters_are_json(client, topic):
+    """A handler is given dicts; a row that fails goes to the dead-letter topic as JSON."""
+    letters = f"letters-{client['transport']}"
+    with headrace.Admin(**client) as admin:
+        admin.create_topic(letters, partitions=1)
+    with headrace.Producer(**client) as producer:
+        for user in range(10):
+            producer.send(topic, {"page": "/a", "user": user}, partition=user % 2)
+    seen = []
+
+    def handle(record):
+        if record.value["user"] == 7:
+            raise ValueError("seven")
+        seen.append(record.value["user"])
+        if len(seen) == 9:
+            consumer.stop()
+
+    settings = {"group_id": f"h-{topic}", "auto_offset_reset": "earliest", **client}
+    with headrace.Consumer(topic, **settings) as consumer:
+        consumer.run(handle, retry=headrace.RetryPolicy(attempts=1), dead_letter=letters, handle_signals=False)
+    assert sorted(seen) == [user for user in range(10) if user != 7]
+
+    def letter():
+        with headrace.Reader(letters, **client) as reader:
+            return list(reader)
+
+    (found,) = until(letter, "the dead letter is there")
+    assert json.loads(found.value) == {"page": "/a", "user": 7, "at": None, "tags": None, "country": "DE"}
+
+
 def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
     """Rows go in as JSON lines and come out the same; a wrong one is named by its line."""
 

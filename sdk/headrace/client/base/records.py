@@ -172,6 +172,15 @@ class DecodedBatch:
         return map(deserialize, repeat(how), data, repeat(what), repeat(self.source), self.offsets())
 
 
+def bytes_of(value: Any) -> Any:
+    """Return a value that was not deserialized as bytes: a row of a typed topic as a JSON object, others unchanged."""
+    if not isinstance(value, dict):
+        return value
+    from headrace.wire.typed.typed_columns import json_row
+
+    return json_row(value)
+
+
 def _entries(column: BinaryColumn, start: int, end: int) -> list[Any]:
     whole = start == 0 and end == len(column.offsets) - 1
     return column.to_list() if whole else column.part(start, end).to_list()

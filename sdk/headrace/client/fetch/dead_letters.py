@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from headrace.client.base.config import ClientConfig
-from headrace.client.base.records import Record
+from headrace.client.base.records import Record, bytes_of
 from headrace.wire.errors import CorruptBatchError
 from headrace.wire.ids import TopicPartition
 
@@ -45,7 +45,7 @@ def dead_letter(record: Record, error: BaseException | None, attempts: int, grou
         "group": group_id,
     }
     headers = tuple((PREFIX + name, text.encode(errors="replace")) for name, text in cause.items())
-    return DeadLetter(record.value, record.key, (*record.headers, *headers))
+    return DeadLetter(bytes_of(record.value), record.key, (*record.headers, *headers))
 
 
 def batch_letters(

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.client.base.clock import monotonic_ms
@@ -20,7 +20,7 @@ from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError, HandlerError
 from headrace.client.base.operations import Operation
-from headrace.client.base.records import DecodedBatch, Deserializers, Record, RecordBatch
+from headrace.client.base.records import Deserializers, Record, RecordBatch, bytes_of
 from headrace.client.base.serializers import deserialize
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import dead_letter
@@ -171,7 +171,7 @@ class HandlerPool:
         """Queue received records."""
         with self.lock:
             for decoded in batch.decoded_batches:
-                raw = DecodedBatch(decoded.source, decoded.columns, decoded.start, decoded.end, Deserializers())
+                raw = replace(decoded, deserializers=Deserializers())
                 for record in raw.records(iter(raw.offsets())):
                     self.queue.add(record, decoded.leader_epoch)
             self._advance()
@@ -246,7 +246,7 @@ class HandlerPool:
         if how.key is not None:
             key = deserialize(how.key, key, "key", task.where, record.offset)
         if how.value is not None:
-            value = deserialize(how.value, value, "value", task.where, record.offset)
+            value = deserialize(how.value, bytes_of(value), "value", task.where, record.offset)
         return record._replace(key=key, value=value)
 
     def succeeded(self, task: Task) -> None:

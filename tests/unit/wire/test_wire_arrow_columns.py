@@ -1,0 +1,155 @@
+"""Arrow types, tables and rows of typed topics: what is taken, and what is said of the rest."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from headrace.wire.columns import decode_batch
+from headrace.wire.encoding import RowBlocks, column_parts
+from headrace.wire.errors import CorruptBatchError, InvalidConfigError, InvalidRequestError
+from headrace.wire.typed.arrow_columns import (
+    arrays_of_rows,
+    arrays_of_table,
+    arrow_schema,
+    arrow_type,
+    block_of_array,
+    check_row,
+    column_type,
+    columns_of,
+)
+from headrace.wire.typed.column_types import parse_type
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
+from headrace.wire.typed.typed_columns import TypedColumns, json_row
+
+
+@pytest.mark.parametrize(
+    ("arrow", "text"),
+    [
+        (pa.dictionary(pa.int8(), pa.large_string()), "string"),
+        (pa.string_view(), "string"),
+        (pa.large_binary(), "binary"),
+        (pa.binary_view(), "binary"),
+        (pa.binary(5), "binary[5]"),
+        (pa.date64(), "date"),
+        (pa.decimal256(50, 2), "decimal(50, 2)"),
+        (pa.time64("ns"), "time[ns]"),
+        (pa.duration("us"), "duration[us]"),
+        (pa.timestamp("s"), "timestamp[s]"),
+        (pa.large_list(pa.int8()), "list<int8>"),
+        (pa.list_(pa.float32(), 3), "list<float>"),
+        (pa.map_(pa.string(), pa.bool_()), "map<string, bool>"),
+        (pa.struct([pa.field("a", pa.int64())]), "struct<a: int64>"),
+    ],
+)
+def test_kinds_of_arrow_types(arrow: Any, text: str) -> None:
+    """Variants of one kind of value have one type."""
+    assert str(column_type(arrow)) == text
+    assert column_type(arrow_type(parse_type(text))) == parse_type(text)
+
+
+@pytest.mark.parametrize("arrow", [pa.null(), pa.float16(), pa.struct([]), pa.sparse_union([pa.field("a", pa.int8())])])
+def test_types_that_no_column_has(arrow: Any) -> None:
+    """The error names the type."""
+    with pytest.raises(InvalidConfigError, match="is no type of a column"):
+        column_type(arrow)
+
+
+def test_columns_of_a_schema() -> None:
+    """A field that is not nullable is required, and back."""
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
+    assert str(columns_of(schema)) == "a int64 required, b string"
+    assert arrow_schema(columns_of(schema).columns).equals(schema)
+
+
+COLUMNS = parse_columns('1 a int64 required, 2 b string default "x", 3 c timestamp[ms, UTC], 4 d double')
+
+
+def test_tables() -> None:
+    """Columns are found by name, cast without a loss, and filled; chunks are joined."""
+    table = pa.table({"d": pa.array([1, None], pa.int32()), "a": pa.chunked_array([[1], [2]])})
+    found = arrays_of_table(table, COLUMNS)
+    assert [array.to_pylist() for array in found] == [[1, 2], ["x", "x"], [None, None], [1.0, None]]
+    assert arrays_of_table(table.to_batches()[0].slice(0, 1), COLUMNS)[0].to_pylist() == [1]
+    assert [len(array) for array in arrays_of_table(table.slice(0, 0), COLUMNS)] == [0] * 4
+    for wrong, message in (
+        (pa.table({"a": [1], "e": [1]}), "the topic has no column 'e'"),
+        (pa.Table.from_arrays([pa.array([1])] * 2, names=["a", "a"]), "two columns have the same name"),
+        (pa.table({"b": ["y"]}), "the required column a is missing"),
+        (pa.table({"a": [1, None]}), "column a is required, and null in row 1"),
+        (pa.table({"a": [1.5]}), "column a: double does not fit int64"),
+        (pa.table({"a": [1], "c": ["noon"]}), "column c: string does not fit timestamp"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            arrays_of_table(wrong, COLUMNS)
+
+
+def test_rows() -> None:
+    """Rows have defaults; the error names the row, the column and the value."""
+    rows = [{"a": 1}, {"a": 2, "b": None, "d": 3}]
+    assert [array.to_pylist() for array in arrays_of_rows(rows, COLUMNS)][1:] == [
+        ["x", None],
+        [None, None],
+        [None, 3.0],
+    ]
+    for row in rows:
+        check_row(row, COLUMNS)
+    with pytest.raises(InvalidRequestError, match="row 1: column a: 'two' is no int64"):
+        arrays_of_rows([{"a": 1}, {"a": "two"}], COLUMNS)
+    for row, message in (
+        ({"a": 1, "e": 2}, "the topic has no column 'e'"),
+        ({}, "column a is required, and null"),
+        ({"a": 2**63}, "column a: 9223372036854775808 is no int64"),
+        ({"a": 1, "b": 7}, "column b: 7 is no string"),
+        ({"a": 1, "c": "noon"}, "column c: 'noon' is no timestamp"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            check_row(row, COLUMNS)
+
+
+def typed(columns: TopicColumns, rows: list[dict[str, Any]]) -> TypedColumns:
+    """Return rows as a reader decodes them."""
+    arrays = arrays_of_rows(rows, columns)
+    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
+    batch = b"".join(column_parts(RowBlocks(columns.batch_text, blocks, len(rows)), base_timestamp_ms=0))
+    found = decode_batch(batch, max_payload_bytes=1 << 20)
+    assert found.typed is not None
+    assert json.loads(found.values()[0]) == json.loads(json_row(rows[0]))
+    return found.typed
+
+
+def test_columns_of_another_time() -> None:
+    """A reader has columns by id: renamed, widened, or their default; objects and arrays alike."""
+    rows = [{"a": 1, "b": "x", "f": 0.5}, {"a": None, "b": None, "f": None}]
+    found = typed(parse_columns("1 a int32, 2 b string, 3 f float"), rows)
+    now = parse_columns("1 n double, 2 b binary, 3 f double, 9 new int64 default 7, 10 none date")
+    expected = {"n": [1.0, None], "b": [b"x", None], "f": [0.5, None], "new": [7, 7], "none": [None, None]}
+    for column in now.current:
+        assert found.values(column) == expected[column.name]
+        assert found.array(column).to_pylist() == expected[column.name]
+    kept = found.filtered(np.array([True, False]))
+    assert [kept.values(column) for column in now.current] == [[each[0]] for each in expected.values()]
+    assert [kept.array(column).to_pylist() for column in now.current] == [[each[0]] for each in expected.values()]
+    none = found.filtered(np.array([False, False]))
+    assert [len(none.array(column)) + len(none.values(column)) for column in now.current] == [0] * 5
+    narrow = parse_columns("1 a int8").current[0]
+    with pytest.raises(CorruptBatchError, match="column a: "):
+        typed(parse_columns("1 a int32"), [{"a": 1_000}]).array(narrow)
+
+
+def test_rows_as_json() -> None:
+    """What JSON lacks has a form of its own; what has none is an error."""
+    row = {
+        "b": b"\0\xff", "m": Decimal("1.50"), "d": dt.date(2026, 1, 2), "t": dt.time(3, 4),
+        "u": dt.timedelta(seconds=2), "s": dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+    }  # fmt: skip
+    assert json.loads(json_row(row)) == {
+        "b": "AP8=", "m": "1.50", "d": "2026-01-02", "t": "03:04:00", "u": 2.0, "s": "2026-01-02T00:00:00+00:00",
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        json_row({"o": object()})
