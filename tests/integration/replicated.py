@@ -114,9 +114,18 @@ class Replicated:
 
     # --- topics ---
 
+    def create_soon(self, name: str, assignments: Sequence[Sequence[int]], **config: object) -> bytes:
+        """As `create`, after a restart of etcd, which a coordinator may not reach yet."""
+        until(lambda: self._create(name, assignments, config), f"{name} is created")
+        return self.create(name, assignments, **config)
+
+    def _create(self, name: str, assignments: Sequence[Sequence[int]], config: Mapping[str, object]) -> bytes:
+        made = self.admin.create_topic(name, assignments=assignments, config=config, exist_ok=True)
+        return made.topic_id
+
     def create(self, name: str, assignments: Sequence[Sequence[int]], **config: object) -> bytes:
         """A topic with these replicas, and wait until each partition leads and all its followers have fetched."""
-        topic_id = self.admin.create_topic(name, assignments=assignments, config=config).topic_id
+        topic_id = self._create(name, assignments, config)
         self.wait_in_sync(name)
         until(lambda: self._all_follow(name), f"the replicas of {name} at work")
         return topic_id

@@ -211,7 +211,7 @@ def test_logs_that_a_restored_etcd_lacks_stay(own_cluster: Callable[..., LocalCl
         replicated.create("before", [[1, 2]])
         copy_data(cluster, tmp_path / "backup")
         cluster.wait_until_healthy()
-        topic_id = replicated.create("since", [[1, 2]], file_delete_delay_ms=0)
+        topic_id = replicated.create_soon("since", [[1, 2]], file_delete_delay_ms=0)
         append(lambda: replicated.leader_address("since"), topic_id, b"kept")
         replicated.check_replicas_equal("since")
         directories = [replicated.log_directory(broker_id, "since") for broker_id in (1, 2)]

@@ -134,7 +134,7 @@ class Service:
         if size:
             slices = [self.log.reader.read(0, size, self.log.log_end_offset)]
         response.topics.add(name=request.client_id).partitions.add(batches_size=sum(map(len, slices)))
-        return Located(response, [slices], [None])
+        return Located(response, [slices], [[]], [None], lambda: None)
 
 
 class Meeting:
