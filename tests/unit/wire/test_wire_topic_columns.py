@@ -69,6 +69,7 @@ def test_wrong_types_say_where(text: str, message: str) -> None:
         ("a list<int8> default []", "Defaults are JSON values of numbers"),
         ('a string default "x" required', "is no string"),
         (", ".join(f"c{number} bool" for number in range(1001)), "there are 1001 columns"),
+        ('a string default "' + "x" * 70_000 + '"', "the text has 70019 characters, more than 65536"),
     ],
 )
 def test_wrong_columns_say_where(text: str, message: str) -> None:

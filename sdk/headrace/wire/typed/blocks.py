@@ -21,6 +21,10 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "double": np.dtype("<f8"),
 }
 """Types of numbers, as numpy has them."""
+VALUE_BYTES, NESTED_BYTES = 64, 256
+"""Memory of a value with its place in a list, and of a dict or a list."""
+JSON_FACTOR = 8
+"""Bytes of JSON and of the object for each byte of text."""
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1)
@@ -149,6 +153,14 @@ def values_of(array: BlockArray) -> list[Any]:
     if array.validity is None:
         return values
     return [value if is_valid else None for value, is_valid in zip(values, _valid(array), strict=True)]
+
+
+def object_bytes(array: BlockArray) -> int:
+    """Return about the most memory of the values as Python objects and as JSON together; nothing is created."""
+    each = NESTED_BYTES if array.kind.children else VALUE_BYTES
+    names = sum(len(name) for name, _ in array.kind.children)
+    own = array.count * (each + names) + JSON_FACTOR * sum(map(len, array.buffers))
+    return own + sum(map(object_bytes, array.children))
 
 
 def _valid(array: BlockArray) -> list[bool]:

@@ -22,6 +22,8 @@ from headrace.wire.typed.column_types import INTEGERS, ColumnType, TypeReader, q
 
 MAX_COLUMNS = 1_000
 MAX_NAME_BYTES = 255
+MAX_TEXT = 65_536
+"""Characters of the text of all columns, which every metadata response has."""
 COMPATIBILITY_MODES = ("backward", "forward", "full", "none")
 """backward: new readers read old records; forward: old readers read new ones; full: both; none: neither."""
 _WORDS = ("required", "key", "default", "dropped")
@@ -108,6 +110,8 @@ def parse_columns(text: str) -> TopicColumns:
     Raises:
         InvalidConfigError: If the text is invalid; the message has the place and the rule.
     """
+    if len(text) > MAX_TEXT:
+        raise InvalidConfigError(f"columns: the text has {len(text)} characters, more than {MAX_TEXT}")
     columns = tuple(_column(part) for part in _divided(text))
     names = [column.name for column in columns if not column.is_dropped]
     if not names:

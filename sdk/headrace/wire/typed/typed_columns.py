@@ -5,6 +5,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import cache
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import CorruptBatchError
-from headrace.wire.typed.blocks import read_block, values_of
+from headrace.wire.typed.blocks import NESTED_BYTES, BlockArray, object_bytes, read_block, values_of
 from headrace.wire.typed.column_types import INTEGERS
 from headrace.wire.typed.payload import Directory, block_of
 from headrace.wire.typed.topic_columns import TopicColumn
@@ -31,10 +32,9 @@ class TypedColumns:
         directory: Directory,
         stored: Sequence[memoryview | None],
         max_payload_bytes: int,
-        kept: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """`stored` are the stored blocks, `None` for one that was not fetched; `kept` the rows that are returned."""
-        self._kept = kept
+        """`stored` are the stored blocks, `None` for one that was not fetched."""
+        self._kept: npt.NDArray[np.bool_] | None = None
         self._header = header
         self._directory = directory
         self._stored = stored
@@ -56,7 +56,9 @@ class TypedColumns:
 
     def filtered(self, kept: npt.NDArray[np.bool_]) -> "TypedColumns":
         """Return the rows that `kept` has; arrays are copied when they are asked for."""
-        return TypedColumns(self._header, self._directory, self._stored, self._max_bytes, kept)
+        found = copy(self)  # What is decoded is shared: it has all rows.
+        found._kept, found._json = kept, None
+        return found
 
     def check(self) -> None:
         """Check all blocks that were fetched.
@@ -121,9 +123,14 @@ class TypedColumns:
 
     def _column_values(self, place: int) -> list[Any]:
         if place not in self._values:
-            with self._naming(place) as column:
-                self._values[place] = values_of(read_block(self._block(place), column.type, self._header.record_count))
+            array = self._read(place)
+            with self._naming(place):
+                self._values[place] = values_of(array)
         return self._values[place]
+
+    def _read(self, place: int) -> BlockArray:
+        with self._naming(place) as column:
+            return read_block(self._block(place), column.type, self._header.record_count)
 
     def _block(self, place: int) -> bytes | memoryview:
         if place not in self._blocks:
@@ -154,6 +161,19 @@ class TypedColumns:
         names = [column.name for column in wanted]
         values = [self.values(column)[start:end] for column in wanted]
         return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+    def object_bytes(self) -> int:
+        """Return about the most memory that `json_column` takes; see `blocks.object_bytes`.
+
+        Raises:
+            CorruptBatchError: If a block is wrong.
+        """
+        names = sum(len(column.name) for column in self.columns)
+        size = self._header.record_count * (NESTED_BYTES + names)
+        for place, stored in enumerate(self._stored):
+            if stored is not None:
+                size += object_bytes(self._read(place))
+        return size
 
     def json_column(self) -> tuple[npt.NDArray[np.int32], memoryview]:
         """Return the rows as JSON objects, their offsets int32[n + 1] and their bytes.

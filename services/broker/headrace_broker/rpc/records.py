@@ -21,6 +21,8 @@ MAX_RECORDS_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 3 << 20
 MAX_PAYLOAD_BYTES = 8 << 20
 """Maximum inflated size of a batch that is read in this form."""
+MAX_ROWS_BYTES = 3 * MAX_PAYLOAD_BYTES
+"""Maximum memory of the rows of a typed batch that is read in this form."""
 MAX_ENTRIES = 100_000
 """Maximum records and headers together of one partition in a request or response."""
 _OVERHEAD_BYTES = 32
@@ -117,12 +119,20 @@ def _decode(header: BatchHeader, batch: memoryview) -> Columns:
             action=f"Fetch batches by leaving out as_records, or continue at offset {header.end_offset}.",
         )
     try:
-        return decode_batch(batch, max_payload_bytes=MAX_PAYLOAD_BYTES)
+        columns = decode_batch(batch, max_payload_bytes=MAX_PAYLOAD_BYTES)
+        size_bytes = 0 if columns.typed is None else columns.typed.object_bytes()
     except CorruptBatchError as error:
         raise CorruptBatchError(
             f"the batch at offset {header.base_offset} cannot be decoded: {error.message}",
             action=f"Continue at offset {header.end_offset}; the records of this batch cannot be read.",
         ) from error
+    if size_bytes > MAX_ROWS_BYTES:
+        raise BatchTooLargeError(
+            f"the rows of the batch at offset {header.base_offset} may take {size_bytes} bytes as JSON, over the "
+            f"simple form's limit of {MAX_ROWS_BYTES}",
+            action=f"Fetch batches by leaving out as_records, or continue at offset {header.end_offset}.",
+        )
+    return columns
 
 
 def _fitting(columns: Columns, start: int, max_bytes: int, max_entries: int, *, first: bool) -> tuple[int, int, int]:
