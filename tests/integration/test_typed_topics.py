@@ -133,6 +133,7 @@ def test_wrong_selections(client, topic):
         ({"columns": "page"}, ConfigError, "columns is one text"),
         ({"where": {"user": 1}}, ConfigError, "where: user has no two ends"),
         ({"where": {"user": ("a", None)}}, ConfigError, "where: 'a' is no int64, the type of user"),
+        ({"where": {"user": (None, 2.5)}}, ConfigError, "where: 2.5 is no int64, the type of user"),
         ({"where": {"users": (1, 2)}}, InvalidConfigError, "there is no column 'users'"),
     ):
         with pytest.raises(error, match=message):

@@ -20,9 +20,6 @@ METADATA = (
     StructField("_key", BinaryType()),
 )
 """Columns besides the topic's."""
-LEAST_ROWS = 4_096
-"""Smaller batches are merged: each costs Spark as much as thousands of rows."""
-MOST_ROWS = 16_384
 
 
 def typed_schema(given: Mapping[str, str]) -> StructType:
@@ -83,6 +80,7 @@ def read_typed(options: ReadOptions, schema: StructType, part: OffsetRange, topi
 
     from headrace.client.base.arrow_tables import typed_batch_of, typed_columns_of
     from headrace.client.base.arrow_tables import typed_schema as arrow_schema_of
+    from headrace.spark.arrow_columns import LEAST_ROWS, MOST_ROWS
     from headrace.spark.range_reader import read_range
 
     wanted = to_arrow_schema(schema, timezone="UTC")

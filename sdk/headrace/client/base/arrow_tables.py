@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.client.base.records import DecodedBatch
+from headrace.client.base.records import METADATA_COLUMNS, DecodedBatch
 from headrace.wire.arrow_constants import HEADERS, TIMESTAMP, zeros
 from headrace.wire.typed.arrow_columns import arrow_type
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
@@ -25,10 +25,6 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of `RecordBatch.to_arrow` and `Reader.to_arrow`."""
-
-
-METADATA_COLUMNS = {f"_{field.name}": field.name for field in SCHEMA if field.name != "value"}
-"""Columns of a typed topic's tables besides its own, and the columns of other topics' tables with the same content."""
 
 
 def table_of(decoded_batches: Sequence[DecodedBatch], columns: Sequence[str] | None = None) -> Any:
@@ -65,7 +61,7 @@ def typed_schema(columns: Sequence[TopicColumn | str]) -> Any:
     fields = []
     for column in columns:
         if isinstance(column, str):
-            fields.append(SCHEMA.field(METADATA_COLUMNS[column]).with_name(column))
+            fields.append(SCHEMA.field(column.removeprefix("_")).with_name(column))
         else:
             fields.append(pa.field(column.name, arrow_type(column.type), not column.is_required))
     return pa.schema(fields)
@@ -80,7 +76,7 @@ def typed_batch_of(decoded: DecodedBatch, columns: Sequence[TopicColumn | str], 
     arrays = []
     for column in columns:
         if isinstance(column, str):
-            arrays.append(metadata.column(METADATA_COLUMNS[column]))  # type: ignore[union-attr]
+            arrays.append(metadata.column(column.removeprefix("_")))  # type: ignore[union-attr]
         else:
             array = typed.array(column)
             arrays.append(array if count == len(array) else array.slice(decoded.start, count))

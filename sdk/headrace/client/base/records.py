@@ -20,6 +20,9 @@ from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 __all__ = ["DecodedBatch", "Deserializers", "Record", "RecordBatch", "RecordMetadata", "TopicPartition"]
 
 
+METADATA_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_headers")
+"""Columns of a typed topic's tables besides its own; without the underscore, those of other tables."""
+
 HEADERS_AT_ONCE = 50_000
 """Maximum number of headers whose objects are created at once; one record may exceed it."""
 

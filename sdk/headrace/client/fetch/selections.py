@@ -3,7 +3,6 @@
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -12,20 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.records import METADATA_COLUMNS
 from headrace.v1 import broker_pb2
 from headrace.wire.batch import BatchFlags
 from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Headers
 from headrace.wire.encoding import join_column
-from headrace.wire.typed.column_types import INTEGERS
-from headrace.wire.typed.payload import DOUBLE, INT64, TEXT, UINT64
+from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64
 from headrace.wire.typed.selection import ColumnRange, ColumnSelection
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns, parse_columns
 from headrace.wire.typed.typed_columns import TypedColumns
 
-METADATA_COLUMNS = ("_topic", "_partition", "_offset", "_timestamp", "_key", "_headers")
-"""Columns of a typed topic's tables besides its own."""
 _OF_REST = {"_timestamp", "_key", "_headers"}
-_TIME_FORMS = (date, time, datetime, timedelta)
+_OPEN = {
+    INT64: (struct.pack("<q", -(2**63)), struct.pack("<q", 2**63 - 1)),
+    UINT64: (bytes(8), struct.pack("<Q", 2**64 - 1)),
+    DOUBLE: (struct.pack("<d", float("-inf")), struct.pack("<d", float("inf"))),
+    TEXT: (bytes(8), b"\xff" * 8),
+}
+"""By kind of bounds: the least and the greatest, where a range has no end."""
 
 
 @dataclass(frozen=True)
@@ -164,45 +167,29 @@ def _header_columns(headers: list[Headers]) -> HeaderColumns:
 
 def _range(column: TopicColumn, low: Any, high: Any) -> ColumnRange | None:
     """Return a range by which batches are skipped; `None` for a column without bounds."""
-    kind = column.type.name
-    ends = []
-    for value, is_high in ((low, False), (high, True)):
-        try:
-            ends.append(_end(column, value, is_high=is_high))
-        except (TypeError, ValueError, OverflowError, struct.error) as error:
-            raise ConfigError(f"where: {value!r} is no {column.type}, the type of {column.name}") from error
-    if kind in {"decimal", "list", "map", "struct"}:
+    found = [_end(column, value) for value in (low, high)]
+    kinds = {kind for kind, _ in found if kind != NO_BOUNDS}
+    if len(kinds) != 1:
         return None
-    bounds = {"uint64": UINT64, "float": DOUBLE, "double": DOUBLE, "string": TEXT, "binary": TEXT}.get(kind, INT64)
-    return ColumnRange(column.id, bounds, ends[0], ends[1])
+    (kind,) = kinds
+    (low_kind, minimum), (high_kind, maximum) = found
+    least, most = _OPEN[kind]
+    return ColumnRange(column.id, kind, minimum if low_kind == kind else least, maximum if high_kind == kind else most)
 
 
-def _end(column: TopicColumn, value: Any, *, is_high: bool) -> bytes:
-    kind = column.type.name
-    if kind in {"float", "double"}:
-        return struct.pack("<d", (float("inf") if is_high else float("-inf")) if value is None else value)
-    if kind in {"string", "binary"}:
-        if value is None:
-            return b"\xff" * 8 if is_high else bytes(8)
-        encoded = value.encode() if isinstance(value, str) else bytes(value)
-        return encoded[:8].ljust(8, b"\0")
-    least, most = (0, 2**64 - 1) if kind == "uint64" else (-(2**63), 2**63 - 1)
-    if value is None:
-        number = most if is_high else least
-    elif kind in INTEGERS or kind == "bool":
-        number = int(value)
-    elif isinstance(value, (*_TIME_FORMS, int)):
-        number = _stored_time(column, value)
-    else:
-        raise TypeError(f"{type(value).__name__} is no {column.type}")
-    return struct.pack("<Q" if kind == "uint64" else "<q", min(max(number, least), most))
+def _end(column: TopicColumn, value: Any) -> tuple[int, bytes]:
+    """Return the kind of an end and the end, as in the directory; NO_BOUNDS for none.
 
-
-def _stored_time(column: TopicColumn, value: Any) -> int:
-    """Return a time as Arrow stores it."""
+    Raises:
+        ConfigError: If the value is none of the column's type.
+    """
     import pyarrow as pa
 
-    from headrace.wire.typed.arrow_columns import arrow_type
+    from headrace.wire.typed.arrow_columns import arrow_type, bounds_of
 
-    scalar = pa.scalar(value, arrow_type(column.type))
-    return int(scalar.value)
+    try:
+        array = pa.array([value], arrow_type(column.type))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"where: {value!r} is no {column.type}, the type of {column.name}") from error
+    kind, minimum, _ = bounds_of(array, column.type)
+    return kind, minimum

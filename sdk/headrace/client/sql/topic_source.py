@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.client.base.arrow_tables import SCHEMA, batch_of, typed_batch_of, typed_columns_of, typed_schema
+from headrace.client.base.records import METADATA_COLUMNS
 from headrace.client.consumer.reader import Reader
-from headrace.client.fetch.selections import METADATA_COLUMNS
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
 from headrace.wire.errors import HeadraceError
 from headrace.wire.typed.topic_columns import TopicColumns

@@ -128,7 +128,7 @@ def block_of_array(array: Any, kind: ColumnType) -> ColumnBlock:
         count = memoryview(buffer).nbytes
         parts += (buffer, _ZEROS[: -count % 8])
         size += count + -count % 8
-    return ColumnBlock(parts, size, array.null_count, *_bounds(array, kind))
+    return ColumnBlock(parts, size, array.null_count, *bounds_of(array, kind))
 
 
 def _collect(array: Any, buffers: list[ReadableBuffer]) -> None:
@@ -165,7 +165,7 @@ def _bits(buffer: Any, start: int, count: int) -> ReadableBuffer:
     return np.packbits(bits, bitorder="little").data
 
 
-def _bounds(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
+def bounds_of(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
     """Return the kind of bounds of an array, its minimum and its maximum."""
     if array.null_count == len(array) or (kind.name not in _INT64_BOUNDS and kind.name not in _PACKED):
         return NO_BOUNDS, _ZEROS, _ZEROS
