@@ -106,10 +106,27 @@ def test_rows() -> None:
         ({}, "column a is required, and null"),
         ({"a": 2**63}, "column a: 9223372036854775808 is no int64"),
         ({"a": 1, "b": 7}, "column b: 7 is no string"),
+        ({"a": 2.5}, "column a: 2.5 is no int64"),
         ({"a": 1, "c": "noon"}, "column c: 'noon' is no timestamp"),
     ):
         with pytest.raises(InvalidRequestError, match=message):
             check_row(row, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        ("1 a list<int8>", [1, None], [1, 2.5]),
+        ("1 a map<string, int64>", {"k": 1}, {"k": 1.5}),
+        ("1 a struct<x: uint8, y: double>", {"x": 1, "y": 0.5}, {"x": 1.5, "y": 0.5}),
+    ],
+)
+def test_no_fraction_is_cut_off(text: str, right: object, wrong: object) -> None:
+    """A number with a fraction is no whole number, at any depth."""
+    columns = parse_columns(text)
+    check_row({"a": right}, columns)
+    with pytest.raises(InvalidRequestError, match="column a: "):
+        check_row({"a": wrong}, columns)
 
 
 def typed(columns: TopicColumns, rows: list[dict[str, Any]]) -> TypedColumns:

@@ -185,10 +185,10 @@ def _end(column: TopicColumn, value: Any) -> tuple[int, bytes]:
     """
     import pyarrow as pa
 
-    from headrace.wire.typed.arrow_columns import arrow_type, bounds_of
+    from headrace.wire.typed.arrow_columns import array_of_value, bounds_of
 
     try:
-        array = pa.array([value], arrow_type(column.type))
+        array = array_of_value(value, column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"where: {value!r} is no {column.type}, the type of {column.name}") from error
     kind, minimum, _ = bounds_of(array, column.type)

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import isnan
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -324,6 +325,34 @@ def check_row(row: Mapping[str, Any], columns: TopicColumns) -> None:
         check_value(column, value, "")
 
 
+def array_of_value(value: Any, kind: ColumnType) -> Any:
+    """Return an array of one value.
+
+    Raises:
+        ArrowException, TypeError, ValueError, OverflowError: If it is none of the type. pyarrow alone cuts fractions.
+    """
+    _check_whole(value, kind)
+    return pa.array([value], arrow_type(kind))
+
+
+def _check_whole(value: Any, kind: ColumnType) -> None:
+    """Raise TypeError for a number with a fraction where a whole one is expected, at any depth."""
+    if value is None:
+        return
+    if kind.name in INTEGERS:
+        index(value)
+    elif kind.name == "list":
+        for each in value:
+            _check_whole(each, kind.children[0][1])
+    elif kind.name == "map":
+        for pair in value.items() if isinstance(value, Mapping) else value:
+            for each, (_, child) in zip(pair, kind.children, strict=True):
+                _check_whole(each, child)
+    elif kind.name == "struct" and isinstance(value, Mapping):
+        for name, child in kind.children:
+            _check_whole(value.get(name), child)
+
+
 def check_value(column: TopicColumn, value: Any, where: str) -> None:
     """Raise `InvalidRequestError` if a value does not fit its column."""
     kind = type(value)
@@ -332,7 +361,7 @@ def check_value(column: TopicColumn, value: Any, where: str) -> None:
     if kind is int and column.type.name in _RANGES and value in _RANGES[column.type.name]:
         return
     try:
-        pa.array([value], arrow_type(column.type))
+        array_of_value(value, column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError(
             f"{where}column {column.name}: {value!r:.80} is no {column.type}: {error}",
