@@ -71,8 +71,7 @@ CLIENTS = (
         "H48",
         "_small_run",
         never(
-            "producer_id >= 0 and replica.producers.check("
-            "producer_id, producer_epoch, base_sequence, run.record_count, now_ms)"
+            "producer_id >= 0 and producers.check(producer_id, producer_epoch, base_sequence, run.record_count, now_ms)"
         ),
         "A retry of many small batches that were written is written again.",
         Simulation(60),
@@ -183,7 +182,7 @@ CLIENTS = (
     Mutant(
         "columns-not-checked",
         "H145",
-        "check_run",
+        "check_produced",
         drop("check_columns(...)"),
         "A leader appends an uncompressed batch that no reader can decode.",
         Test("tests/security/test_poison_entering.py::test_batch_that_no_reader_decodes_is_refused", SOUND_BATCHES),

@@ -51,7 +51,7 @@ IDENTITY = (
         "producer-ids-of-others-in-runs",
         "A17",
         "_small_run",
-        drop("access().check_producer(...)"),
+        drop("check_producer(...)"),
         "The same with many small batches in one request.",
         Test(
             "tests/unit/broker/test_broker_producer_owners.py::test_batches_of_another_users_producer_are_refused",

@@ -13,11 +13,11 @@ import grpc
 import headrace
 import pytest
 from headrace import TopicPartition
+from headrace.partition.topic_configs import TopicConfig
 from headrace.v1 import broker_pb2, broker_pb2_grpc, errors_pb2
 from headrace.wire.batch import check_batch, iter_batches
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace_devcluster.cluster import LocalCluster
-from headrace_server.topic_configs import TopicConfig
 
 LIMITS = {"max_batch_bytes": 1 << 21, "max_records": 1 << 20, "max_payload_bytes": 1 << 26}
 SECONDS = 20.0

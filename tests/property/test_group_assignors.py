@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-from headrace_coordinator.core.assignors import (
+from headrace.groups.assignors import (
     ASSIGNORS,
     AssignableTopic,
     Subscriber,

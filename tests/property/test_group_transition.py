@@ -12,11 +12,12 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
+from headrace.groups.assignors import ASSIGNORS, AssignableTopic
+from headrace.groups.heartbeats import MemberDeparture, MemberHeartbeat, taken_by_another_user
+from headrace.groups.state import Group, Member
+from headrace.groups.transition import MAX_OPERATIONS, transition
 from headrace.wire.errors import FencedInstanceError, FencedMemberEpochError, HeadraceError, UnknownMemberError
-from headrace_coordinator.core.assignors import ASSIGNORS, AssignableTopic
-from headrace_coordinator.core.group_heartbeats import MemberDeparture, MemberHeartbeat, taken_by_another_user
-from headrace_coordinator.core.group_state import Group, Member, assignments_of, decode_group, encode_group
-from headrace_coordinator.core.group_transition import MAX_OPERATIONS, transition
+from headrace_coordinator.core.group_encoding import decode_group, encode_assignments, encode_group
 from headrace_server.internal_v1 import metadata_pb2
 
 SEEDS = 40
@@ -249,6 +250,7 @@ class World:
             topics=topics.topics,
             deleted=topics.deleted,
             stored={member_id: value for member_id, (_, value) in groups.assignments.items()},
+            encode_assignments=encode_assignments,
             begun={},
             overdue=overdue,
             now_ms=self.now_ms,
@@ -351,7 +353,7 @@ class World:
         group = self.store.group
         assert group.is_stable
         assert group.members.keys() == {client.member_id for client in self.clients}
-        derived = {m: message.SerializeToString() for m, message in assignments_of(group).items()}
+        derived = encode_assignments(group)
         assert {m: value for m, (_, value) in self.store.assignments.items()} == derived
         for client in self.clients:
             assert client.holds.keys() == group.owned_by(client.member_id).keys()

@@ -8,11 +8,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from headrace.partition.topic_configs import TopicConfig, Validation, parse_topic_config
 from headrace.wire.batch import Codec
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import CorruptBatchError, ErrorCode, Outcome, UnsupportedCodecError
 from headrace_broker.runtime.partition import AppendResult, Partition
-from headrace_server.topic_configs import TopicConfig, Validation, parse_topic_config
 
 from tests.fakes.manual_clock import ManualClock
 from tests.security.poison import GOOD, MIB, NOW_MS, poisons, sealed, wild_times, zeros_bomb

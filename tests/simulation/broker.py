@@ -19,9 +19,10 @@ from unittest import mock
 import structlog
 from headrace.log import CorruptLogError, DiskLimits, PartitionLog, compacted_writer, log_compaction
 from headrace.log.directory import LogId
+from headrace.partition.producers import ProducerWindows
+from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.errors import HeadraceError
 from headrace_broker import app
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.listeners import Listeners
@@ -51,7 +52,6 @@ from headrace_server.native import outgoing
 from headrace_server.observability import Observability
 from headrace_server.service_process import ServiceProcess
 from headrace_server.tls import ServiceTls
-from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 from tests.simulation.client_calls import clients_in_virtual_time

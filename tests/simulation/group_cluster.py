@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace_coordinator.core.group_state import assignments_of
+from headrace_coordinator.core.group_encoding import encode_assignments
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Operation, Put
@@ -256,7 +256,7 @@ class GroupCluster:
             return "the group is not stable"
         if set(now.assigned) != ids or set(now.live) != ids:
             return f"{len(now.assigned)} assignments and {len(now.live)} sessions of {len(ids)} members"
-        derived = {member_id: message.SerializeToString() for member_id, message in assignments_of(group).items()}
+        derived = encode_assignments(group)
         for life in running:
             member_id = life.member.membership.member_id
             stored = self.etcd.store.now(self.keyspace.group_assignment(GROUP, member_id))

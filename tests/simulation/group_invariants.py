@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace.groups.state import Group
 from headrace.wire.errors import HeadraceError, MetadataLimitError
-from headrace_coordinator.core.group_state import Group, decode_group
+from headrace_coordinator.core.group_encoding import decode_group
 from headrace_coordinator.runtime.group_view import GroupEntry
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import GroupAssignmentKey, GroupKey, GroupMemberKey, GroupOffsetKey

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headrace.log import PartitionLog
+from headrace.partition.table_state import changes_of
 from headrace.wire.batch import iter_batches
 from headrace.wire.columns import decode_batch
-from headrace_broker.core.table_state import changes_of
 
 
 class NewestRecord(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace_server import key_table, topic_configs
+from headrace.partition import topic_configs
+from headrace_server import key_table
 
 from reference_pages.audit_page import audit_body
 from reference_pages.batch_page import batch_body
@@ -59,7 +60,7 @@ PAGES = (
     ),
     Page(
         "reference/topic-configs.md",
-        "services/common/headrace_server/topic_configs.py",
+        "sdk/headrace/partition/topic_configs.py",
         topic_configs.describe_topic_configs,
     ),
     Page("reference/segment-format.md", "the modules of headrace.log", segment_body),

@@ -19,6 +19,7 @@ from functools import partial
 import structlog
 from headrace.log.directory import DataDirectory
 from headrace.log.settings import DiskLimits
+from headrace.partition.topic_configs import TopicConfig
 from headrace.v1 import auth_pb2_grpc
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import BrokerId
@@ -39,7 +40,6 @@ from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
 from headrace_server.service_process import ServiceProcess, run_process
-from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector

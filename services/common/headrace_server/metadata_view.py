@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
+from headrace.partition.topic_configs import TopicConfig, read_stored_topic_config
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
@@ -41,7 +42,6 @@ from headrace_server.key_table import (
 )
 from headrace_server.metastore.api import KeyValue
 from headrace_server.partition_state import PartitionState, decode
-from headrace_server.topic_configs import TopicConfig, read_stored_topic_config
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,6 @@ an error that names the nearest known one.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import ipaddress
 import tomllib
 import typing
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from headrace.wire.errors import InvalidConfigError
+from headrace.wire.suggestions import nearest_name
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -111,12 +111,6 @@ def describe_settings(cls: type[Any]) -> str:
             default = "required"
         lines.append(f"| `{field.name}` | {_type_name(base)} | {default} | {bounds or ''} | {description} |")
     return "\n".join(lines) + "\n"
-
-
-def nearest_name(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is most similar to `name`, or `None`."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

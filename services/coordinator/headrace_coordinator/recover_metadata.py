@@ -46,7 +46,7 @@ from headrace_server.partition_state import PartitionState, decode, encode
 from headrace_server.settings import SettingsError
 from headrace_server.tls import read_tls
 
-from headrace_coordinator.core.group_state import decode_group, encode_group
+from headrace_coordinator.core.group_encoding import decode_group, encode_group
 from headrace_coordinator.core.metadata_recovery import (
     BrokerLogState,
     GenerationPlan,

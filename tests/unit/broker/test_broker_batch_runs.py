@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from headrace.partition.batch_checks import AppendResult
+from headrace.partition.producers import WINDOW_RANGES, ProducerWindows
+from headrace.partition.topic_configs import TopicConfig
 from headrace.wire import batch_runs
 from headrace.wire.encoding import encode_batch
-from headrace_broker.core.producers import WINDOW_RANGES, ProducerWindows
-from headrace_broker.runtime.batch_checks import AppendResult
-from headrace_server.topic_configs import TopicConfig
 
 from tests.unit.broker.test_broker_runtime import batch, leading_partition
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.encoding import CompactedRange, column_parts, encode_batch, join_column
 from headrace.wire.errors import InvalidRequestError
 from headrace_broker.runtime.maintenance import compact_partition
-from headrace_server.topic_configs import TopicConfig
 
 from tests.unit.broker.test_broker_runtime import batch, leading_partition
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from headrace.partition.producers import ProducerWindows
 from headrace.wire.errors import FencedBrokerError
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_broker.core.messages import Action, EpochPersisted, FollowerFetched, SessionStarted, StateSeen, Ticked
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.replica_fetch import FetchRequest, check_fetch
 from headrace_server.partition_state import Move, PartitionState, Replica, change, leave_failed

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import CorruptLogError
+from headrace.partition.producers import ProducerWindows
+from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import FencedBrokerError
 from headrace.wire.ids import BrokerId, LeaderEpoch, Offset
@@ -28,7 +30,6 @@ from headrace_broker.core.messages import (
     StateSeen,
     Ticked,
 )
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.replica_fetch import FetchRequest, check_fetch
 from headrace_broker.core.roles import Role
@@ -47,7 +48,6 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Delete, Put
 from headrace_server.metastore.view import PrefixView
 from headrace_server.partition_state import PartitionState, Replica, change, decode, encode, note_committed
-from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.manual_clock import ManualClock

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from headrace.log.errors import storage_full
+from headrace.partition.topic_configs import Durability
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidRequestError
 from headrace_broker.core.messages import StateSeen
@@ -24,7 +25,6 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.streams import Received
 from headrace_server.partition_state import PartitionState, Replica
-from headrace_server.topic_configs import Durability
 
 from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, leading_partition
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from headrace.log.directory import DataDirectory, LogId
+from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import ConflictError, InvalidConfigError
@@ -37,7 +38,6 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Delete, DeletePrefix, Operation, Put
 from headrace_server.metastore.view import PrefixView
 from headrace_server.partition_state import PartitionState, Replica, encode
-from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.manual_clock import ManualClock

@@ -13,6 +13,7 @@ from headrace.log import CorruptLogError
 from headrace.log.checkpoint import CheckpointFile
 from headrace.log.errors import StorageBusyError
 from headrace.log.os_filesystem import OsFileSystem
+from headrace.partition.producers import ProducerWindows
 from headrace.wire.errors import (
     NotEnoughReplicasError,
     Outcome,
@@ -22,7 +23,6 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import Offset
 from headrace_broker.core.messages import FollowerFetched, StateSeen
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime import log_start, producer_state

@@ -7,14 +7,14 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from headrace.partition.batch_checks import AppendResult
+from headrace.partition.topic_configs import TopicConfig
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.errors import NotLeaderError, Outcome, ShuttingDownError
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.produce import SLICE_BATCHES, ProduceHandler
-from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_server.topic_configs import TopicConfig
 from prometheus_client import CollectorRegistry
 
 MIB = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from headrace.partition.producers import WINDOW_RANGES, Duplicate, ProducerWindows
 from headrace.wire.errors import (
     FencedProducerError,
     Outcome,
@@ -12,7 +13,6 @@ from headrace.wire.errors import (
     ThrottledError,
     UnknownProducerError,
 )
-from headrace_broker.core.producers import WINDOW_RANGES, Duplicate, ProducerWindows
 from hypothesis import given
 from hypothesis import strategies as st
 

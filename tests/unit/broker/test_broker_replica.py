@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from headrace.partition.producers import ProducerWindows
 from headrace.wire.errors import (
     FencedBrokerError,
     FencedLeaderEpochError,
@@ -47,7 +48,6 @@ from headrace_broker.core.messages import (
     StateSeen,
     StorageFailed,
 )
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.roles import Role
 from headrace_server.partition_state import PartitionState, Replica

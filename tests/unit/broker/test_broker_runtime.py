@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from headrace.log.directory import DataDirectory
+from headrace.partition.topic_configs import Durability, TopicConfig
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import NotLeaderError, Outcome, StorageOfflineError, ThrottledError
 from headrace.wire.ids import BrokerId, Offset
@@ -25,7 +26,6 @@ from headrace_broker.runtime.partition import Partition, PartitionContext, log_s
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.settings import BrokerSettings
 from headrace_server.partition_state import PartitionState, Replica
-from headrace_server.topic_configs import Durability, TopicConfig
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.manual_clock import ManualClock

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from headrace.log import compacted_writer
 from headrace.log.index import IndexCache, SegmentIndex
+from headrace.partition.ordered_keys import KEY_BYTES
+from headrace.partition.topic_configs import Durability, TopicConfig
 from headrace.v1 import tables_pb2
 from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import decode_batch
@@ -25,14 +27,12 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import Offset
 from headrace.wire.table_keys import ABSENT, table_key
-from headrace_broker.core.ordered_keys import KEY_BYTES
 from headrace_broker.rpc.tables import TableService, _Reading, _wanted
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.table_writes import RowWrite, RowWritten, TableWrites
 from headrace_broker.runtime.waiters import FetchWaiters
-from headrace_server.topic_configs import Durability, TopicConfig
 
 from tests.fakes.memory_filesystem import MemoryFileSystem
 from tests.unit.broker.test_broker_runtime import leading_partition

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from headrace.partition import removed_rows
+from headrace.partition.removed_rows import RemovedRows
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.ids import BrokerId
 from headrace.wire.request_trace import KeySampler, RequestOutcome, TableOperation, TraceBlock, decode_block
 from headrace.wire.table_keys import row_start
-from headrace_broker.core import removed_rows
-from headrace_broker.core.removed_rows import RemovedRows
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime import table_trace
 from headrace_broker.runtime.table_trace import TableTraces

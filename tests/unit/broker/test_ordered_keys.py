@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from headrace_broker.core import ordered_keys
-from headrace_broker.core.ordered_keys import OrderedKeys
+from headrace.partition import ordered_keys
+from headrace.partition.ordered_keys import OrderedKeys
 
 
 def content(keys, start=b"", end=None):

@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from headrace.partition import ordered_keys, table_state
+from headrace.partition.table_state import ColumnChange, ColumnSlice, RowOffsets, UncommittedRows, changes_of
 from headrace.wire.batch import read_header, stamp
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch
 from headrace.wire.table_keys import expiry_headers, row_start, table_key
-from headrace_broker.core import ordered_keys, table_state
-from headrace_broker.core.table_state import ColumnChange, ColumnSlice, RowOffsets, UncommittedRows, changes_of
 
 ROWS = [b"a", b"ab", b"a\x00", b"b", b"\xff"]
 COLUMNS = [b"", b"x", b"y", b"\x00z"]

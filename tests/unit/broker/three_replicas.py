@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace.log import DataDirectory, DiskLimits, LogSettings
 from headrace.log.log import PartitionLog
+from headrace.partition.producers import ProducerWindows
 from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.ids import BrokerId, Offset
@@ -41,7 +42,6 @@ from headrace_broker.core.messages import (
     StateSeen,
     Ticked,
 )
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.replica_fetch import (
     AppendBatches,

@@ -1,8 +1,7 @@
 """Topic settings: one table, strict when set, forgiving when read back, and told apart from their defaults."""
 
 import pytest
-from headrace.wire.errors import InvalidConfigError
-from headrace_server.topic_configs import (
+from headrace.partition.topic_configs import (
     CONFIG_TABLE,
     INT64_MAX,
     Durability,
@@ -15,6 +14,7 @@ from headrace_server.topic_configs import (
     parse_topic_config,
     read_stored_topic_config,
 )
+from headrace.wire.errors import InvalidConfigError
 
 
 def test_defaults_and_types():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from headrace.partition.topic_configs import effective_min_insync_replicas
 from headrace_coordinator.core.control import Step, change_partition, is_under_replicated, new_sessions
 from headrace_coordinator.core.election import RegisteredBroker, carry_over, electable, is_session, sessions_of
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape, check_step, hand_over
-from headrace_server.topic_configs import effective_min_insync_replicas
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

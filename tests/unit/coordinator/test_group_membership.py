@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 import structlog
+from headrace.groups.heartbeats import MemberDeparture
+from headrace.groups.state import Group, begin_epochs
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
     FencedInstanceError,
@@ -16,9 +18,8 @@ from headrace.wire.errors import (
     MetastoreUnavailableError,
     UnknownMemberError,
 )
-from headrace_coordinator.core import group_transition
-from headrace_coordinator.core.group_heartbeats import MemberDeparture
-from headrace_coordinator.core.group_state import Group, begin_epochs, encode_group
+from headrace_coordinator.core import group_encoding
+from headrace_coordinator.core.group_encoding import encode_group
 from headrace_coordinator.runtime import group_transactions
 from headrace_coordinator.runtime.group_transactions import TRANSACTION_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
@@ -444,7 +445,7 @@ def test_epochs_begin_above_those_of_earlier_generations():
 async def test_a_group_takes_no_more_than_fits_into_its_key(a, monkeypatch, one):
     """A join or a larger subscription is refused with GROUP_TOO_LARGE; the members stay."""
     await one.beat(a)
-    monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
+    monkeypatch.setattr(group_encoding, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
     assert isinstance(await error_of(Caller(2).beat(a)), GroupTooLargeError)
     larger = [f"topic-{number}" for number in range(50)]
     assert isinstance(await error_of(one.beat(a, topics=larger)), GroupTooLargeError)
@@ -456,7 +457,7 @@ async def test_a_group_takes_no_more_than_fits_into_its_key(a, monkeypatch, one)
 async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(a, monkeypatch):
     """Also with a join that the same transaction refuses."""
     await Caller(1, instance_id="i").beat(a)
-    monkeypatch.setattr(group_transition, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
+    monkeypatch.setattr(group_encoding, "MAX_STATE_BYTES", len(encode_group(a.group)) + 30)
     again = Caller(3, instance_id="i")
     refused, _ = await asyncio.gather(error_of(Caller(2).beat(a)), again.beat(a))
     assert isinstance(refused, GroupTooLargeError)

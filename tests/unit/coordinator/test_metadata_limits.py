@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from headrace.groups.heartbeats import replaced_member
+from headrace.groups.state import Member
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError, MetadataLimitError
-from headrace_coordinator.core.group_heartbeats import replaced_member
-from headrace_coordinator.core.group_state import Member
 from headrace_coordinator.rpc.group_messages import read_member
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits

@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import pytest
+from headrace.groups.state import Group, GroupTopic, Member, Ownership
 from headrace_broker.log_state_export import as_text
-from headrace_coordinator.core.group_state import Group, GroupTopic, Member, Ownership
 from headrace_coordinator.core.metadata_recovery import (
     GROUP_EPOCHS_APART,
     LEADER_EPOCHS_APART,

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from headrace.partition.producers import ProducerWindows
 from headrace.wire.errors import (
     FencedLeaderEpochError,
     HeadraceError,
@@ -58,7 +59,6 @@ from headrace_broker.core.messages import (
     StorageFailed,
     Unfollow,
 )
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.roles import Role, leader_hint, not_leading
 
 JOIN_RETRY_MS = 1_000

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.log.slices import Slice
+from headrace.partition.selections import LOCATED_FACTOR, read_selected, selection_of
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
@@ -25,7 +26,6 @@ from headrace_server.rpc import ITEMS_PER_TURN, LIGHT_ITEMS_PER_TURN, let_others
 
 from headrace_broker.core.replica_fetch import Diverged
 from headrace_broker.rpc.records import MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, decode_records
-from headrace_broker.rpc.selections import LOCATED_FACTOR, read_selected, selection_of
 from headrace_broker.rpc.topics import answer_topic
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import Partition, PartitionContext

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+from headrace.partition.table_state import ColumnSlice, RowOffsets
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
 from headrace.wire.table_keys import ABSENT, check_column, check_row
@@ -19,7 +20,6 @@ from headrace_server.identity.rights import Operation
 from headrace_server.metadata_view import ClusterView
 from headrace_server.rpc import unary
 
-from headrace_broker.core.table_state import ColumnSlice, RowOffsets
 from headrace_broker.rpc.checks import identity_of, seconds_of
 from headrace_broker.rpc.service import BrokerService
 from headrace_broker.rpc.topics import find_topic

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
+from headrace.partition.topic_configs import AuditedCalls
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError
 from headrace_server.identity.gate import access
 from headrace_server.identity.rights import Operation
 from headrace_server.identity.topic_access import resolve_topic
 from headrace_server.metadata_view import ClusterView, Topic
-from headrace_server.topic_configs import AuditedCalls
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 

@@ -1,74 +1,22 @@
-"""Validation of produced batches before they are written: format, columns, topic settings, sequence (H48).
-
-Called by `partition_appender` on the event loop, once per batch. `check_compressed` inflates compressed batches in
-threads, before `check_run` uses the result. Every reader can decode a valid batch, unless its topic has
-`validate=header`.
-"""
+"""Checks of produced batches at a leader: its role, the caller's producer ids, and inflation in threads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 
-import numpy as np
-from headrace.wire.batch import (
-    MAX_TIMESTAMP_MS,
-    MIN_TIMESTAMP_MS,
-    BatchFlags,
-    BatchHeader,
-    Codec,
-    check_batch,
-    read_header,
-    sequence_after,
-)
-from headrace.wire.batch_runs import FEW_BATCHES, BatchRun, continuing, read_run
+from headrace.partition.batch_checks import AppendResult, check_produced, inflatable
+from headrace.partition.topic_configs import TopicConfig
+from headrace.wire.batch import BatchHeader
+from headrace.wire.batch_runs import BatchRun
 from headrace.wire.columns import check_columns
-from headrace.wire.errors import (
-    ConflictError,
-    HeadraceError,
-    InvalidRequestError,
-    InvalidTimestampError,
-    UnsupportedCodecError,
-)
-from headrace.wire.typed.payload import read_directory
-from headrace.wire.typed.topic_columns import parse_columns, writable
+from headrace.wire.errors import HeadraceError
 from headrace_server.identity.gate import access
-from headrace_server.topic_configs import TopicConfig, Validation
 
 from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.runtime.partition_context import PartitionContext
-from headrace_broker.settings import BrokerSettings
 
-_UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL | BatchFlags.COMPACTED)
-_KEYS_AND_NULLS = int(BatchFlags.KEYS | BatchFlags.NULL_KEYS)
-_CODEC_AT = 37
 _GROUP_BYTES = 8 << 20
 """Maximum payload of the batches that one call in a thread inflates sequentially."""
-
-
-@dataclass(slots=True)
-class AppendResult:
-    """Result of appending one partition's batches."""
-
-    base_offsets: list[int] = field(default_factory=list)  # one per batch that was appended or is a duplicate
-    end_offset: int = 0  # the high watermark that acknowledges them all; 0: nothing to wait for
-    repeated: bool = False  # some batch is a duplicate
-    append_timestamp_ms: int = -1
-    log_start_offset: int = -1
-    leader_epoch: int = -1
-    append_seconds: float = 0.0  # duration of check and write, without waiting for others
-    error: HeadraceError | None = None  # the error that stopped the append
-
-    def add(self, later: AppendResult) -> None:
-        """Add the result of the later batches, which were appended under the same leader epoch or not at all."""
-        self.base_offsets += later.base_offsets
-        self.end_offset = max(self.end_offset, later.end_offset)
-        self.append_seconds += later.append_seconds
-        self.error = later.error
-        if later.base_offsets:
-            self.append_timestamp_ms = later.append_timestamp_ms
-            self.log_start_offset = later.log_start_offset
 
 
 def check_run(
@@ -83,172 +31,28 @@ def check_run(
     now_ms: int,
     compressed: Mapping[int, HeadraceError | None] | None = None,
 ) -> list[tuple[bytes, BatchHeader]] | BatchRun:
-    """Check the batches that `result` does not have yet, and return a run that one write appends.
+    """Check as `check_produced`, after the replica: raises its error.
 
     `compressed` is the result of `check_compressed` by index; `None` if there is nothing to inflate.
-
-    A duplicate is added to `result` and ends the run. An invalid batch after valid ones also ends the run; its error is
-    raised when it is the first of the next run.
-    Raises the error of the first batch, or of the replica; nothing of the run is appended then.
     """
     replica.check_leading(known_epoch).check_appending(committed=committed)
     result.leader_epoch, result.log_start_offset = replica.leader_epoch, replica.known_log_start
-    if not result.base_offsets:  # Only once, so that many short runs do not read the same batches again and again.
-        run = _small_run(batches, replica, config, context.settings, now_ms)
-        if run is not None:
-            return run
-    pairs: list[tuple[bytes, BatchHeader]] = []
-    previous: BatchHeader | None = None
-    for index in range(len(result.base_offsets), len(batches)):
-        batch = batches[index]
-        try:
-            header = _check_batch(batch, config, context.settings, now_ms)
-            if config.validate is Validation.COLUMNS:
-                if header.codec == Codec.NONE:
-                    check_columns(batch, header, max_payload_bytes=context.settings.max_payload_bytes)
-                elif compressed is not None and (inflated := compressed.get(index)) is not None:
-                    raise inflated
-            if previous is None or not _continues(previous, header):
-                if previous is not None and header.producer_id >= 0:
-                    break  # the window must record the run before it can check this batch
-                duplicate = None
-                if header.producer_id >= 0:
-                    access().check_producer(header.producer_id)
-                    duplicate = replica.producers.check(
-                        header.producer_id, header.producer_epoch, header.base_sequence, header.record_count, now_ms
-                    )
-                if duplicate is not None:
-                    context.metrics.duplicate_batches.inc()
-                    result.repeated = True
-                    result.base_offsets.append(duplicate.base_offset)
-                    result.end_offset = max(result.end_offset, duplicate.end_offset)
-                    return pairs
-        except HeadraceError:
-            if pairs:
-                break
-            raise
-        pairs.append((batch, header))
-        previous = header
-    return pairs
-
-
-def _small_run(
-    batches: Sequence[bytes], replica: PartitionReplica, config: TopicConfig, settings: BrokerSettings, now_ms: int
-) -> BatchRun | None:
-    """Return the first batches if they are many, of the usual kind, valid and not duplicates; raise as `check_run`."""
-    if config.compacts or config.columns or Codec.NONE not in _codec_numbers(config.allowed_codecs):
-        return None
-    run = read_run(
-        batches,
-        max_batch_bytes=config.max_batch_bytes,
-        max_records=settings.max_batch_records,
-        max_payload_bytes=settings.max_payload_bytes,
-    )
-    if run is None:
-        return None
-    times_ms = run.headers["base_timestamp_ms"]
-    before_ms, after_ms = now_ms - times_ms, times_ms - now_ms
-    wrong = np.flatnonzero((before_ms > config.timestamp_before_max_ms) | (after_ms > config.timestamp_after_max_ms))
-    count = min(continuing(run), int(wrong[0]) if len(wrong) else len(run))
-    if count <= FEW_BATCHES:
-        return None
-    producer_id, producer_epoch, base_sequence = run.producer
-    access().check_producer(producer_id)
-    if producer_id >= 0 and replica.producers.check(
-        producer_id, producer_epoch, base_sequence, run.record_count, now_ms
-    ):
-        return None
-    return run.first(count)
-
-
-def _check_batch(batch: bytes, config: TopicConfig, settings: BrokerSettings, now_ms: int) -> BatchHeader:
-    header = check_batch(
-        batch,
-        max_batch_bytes=config.max_batch_bytes,
-        max_records=settings.max_batch_records,
-        max_payload_bytes=settings.max_payload_bytes,
-    )
-    if header.codec not in _codec_numbers(config.allowed_codecs):
-        name = Codec(header.codec).name.lower()
-        raise UnsupportedCodecError(
-            f"codec {name} is not among the topic's allowed_codecs, {config.allowed_codecs}",
-            action="Set compression_type of the producer to one of them, or alter the topic.",
-        )
-    if header.flags & _UNAPPENDABLE:
-        raise InvalidRequestError("transactional, control and compacted batches are not taken from clients")
-    if config.compacts and header.flags & _KEYS_AND_NULLS != BatchFlags.KEYS:
-        raise InvalidRequestError(
-            "the topic is compacted, and a record has no key",
-            action="Send every record with a key; a null value deletes its key.",
-        )
-    _check_typed(batch, header, config)
-    if header.base_timestamp_ms < MIN_TIMESTAMP_MS or header.max_timestamp_ms > MAX_TIMESTAMP_MS:
-        raise InvalidTimestampError(
-            f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are outside the years 1 to 9999, "
-            f"{MIN_TIMESTAMP_MS} .. {MAX_TIMESTAMP_MS}",
-            action="Send milliseconds since 1970.",
-        )
-    before_ms = now_ms - header.base_timestamp_ms
-    after_ms = header.max_timestamp_ms - now_ms
-    if before_ms > config.timestamp_before_max_ms or after_ms > config.timestamp_after_max_ms:
-        raise InvalidTimestampError(
-            f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are too far from the "
-            f"broker's clock, {now_ms}: at most {config.timestamp_before_max_ms} ms before and "
-            f"{config.timestamp_after_max_ms} ms after"
-        )
-    return header
-
-
-def _check_typed(batch: bytes, header: BatchHeader, config: TopicConfig) -> None:
-    """Check that a batch of rows is sent to a typed topic that has its columns, and another one to another topic."""
-    if header.is_typed != bool(config.columns):
-        if header.is_typed:
-            raise InvalidRequestError("the topic is not typed, and the batch has rows", action="Send bytes.")
-        raise InvalidRequestError(
-            f"the topic is typed, and a batch has values of bytes; its columns are {config.columns}",
-            action="Send rows: a dict for each record, or a table.",
-        )
-    if header.is_typed:
-        text = read_directory(batch, header).text
-        wrong, is_newer = _unwritable(text, config.columns)
-        if is_newer:
-            raise ConflictError(f"{wrong}: the broker does not know the newest columns yet", action="Retry.")
-        if wrong:
-            raise InvalidRequestError(
-                f"the batch does not fit the topic's columns: {wrong}", action=f"The columns are {config.columns}."
-            )
-
-
-@lru_cache(maxsize=256)
-def _unwritable(text: str, columns: str) -> tuple[str, bool]:
-    """Return why a batch of these columns does not fit, and whether it has a newer column than any of the topic."""
-    known = parse_columns(columns)
-    newest = max(column.id for column in parse_columns(text).columns)
-    return writable(text, known), newest > max(column.id for column in known.columns)
-
-
-@lru_cache(maxsize=64)
-def _codec_numbers(names: str) -> frozenset[int]:
-    return frozenset(int(Codec[name.upper()]) for name in names.split(","))
-
-
-def find_compressed(batches: Sequence[bytes], config: TopicConfig) -> list[int]:
-    """Return the indexes of compressed batches; empty if their columns are not checked."""
-    if config.validate is not Validation.COLUMNS:
-        return []
-    return [index for index, batch in enumerate(batches) if len(batch) > _CODEC_AT and batch[_CODEC_AT] != Codec.NONE]
+    before = len(result.base_offsets)
+    run = check_produced(
+        batches, result, producers=replica.producers, config=config, limits=context.settings, now_ms=now_ms,
+        compressed=compressed, check_producer=access().check_producer,
+    )  # fmt: skip
+    if len(result.base_offsets) > before:
+        context.metrics.duplicate_batches.inc()
+    return run
 
 
 async def check_compressed(
     batches: Sequence[bytes], compressed: Sequence[int], config: TopicConfig, context: PartitionContext
 ) -> dict[int, HeadraceError | None]:
-    """Inflate the `compressed` batches and check their columns in threads; return the error or `None` by index.
-
-    A batch that is malformed, too large or of a codec that the topic does not allow is not inflated: `check_run` raises
-    its error.
-    """
+    """Inflate the `compressed` batches and check their columns in threads; return the error or `None` by index."""
     most = context.settings.max_payload_bytes
-    found: dict[int, HeadraceError | None] = {}
+    found: dict[int, HeadraceError | None] = dict.fromkeys(compressed)
     group: list[tuple[int, BatchHeader]] = []
 
     def inflate() -> None:
@@ -259,12 +63,8 @@ async def check_compressed(
                 found[index] = error
 
     for index in compressed:
-        found[index] = None
-        try:
-            header = read_header(batches[index])
-        except HeadraceError:
-            continue
-        if header.payload_bytes > most or header.codec not in _codec_numbers(config.allowed_codecs):
+        header = inflatable(batches, index, config, context.settings)
+        if header is None:
             continue
         if group and sum(each.payload_bytes for _, each in group) + header.payload_bytes > _GROUP_BYTES:
             await context.inflation.run(max(each.payload_bytes for _, each in group), inflate)
@@ -273,14 +73,3 @@ async def check_compressed(
     if group:
         await context.inflation.run(max(each.payload_bytes for _, each in group), inflate)
     return found
-
-
-def _continues(previous: BatchHeader, header: BatchHeader) -> bool:
-    """Return whether `header` directly follows `previous` in its producer's sequence: one write may append both."""
-    if header.producer_id < 0:
-        return True
-    return (
-        header.producer_id == previous.producer_id
-        and header.producer_epoch == previous.producer_epoch
-        and header.base_sequence == sequence_after(previous.base_sequence, previous.record_count)
-    )

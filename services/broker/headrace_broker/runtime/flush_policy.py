@@ -7,8 +7,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from headrace.partition.topic_configs import INT64_MAX, Durability
 from headrace.wire.ids import Offset
-from headrace_server.topic_configs import INT64_MAX, Durability
 
 from headrace_broker.core.roles import Role
 

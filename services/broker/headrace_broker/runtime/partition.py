@@ -20,13 +20,14 @@ import structlog
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
 from headrace.log.log import PartitionLog
 from headrace.log.settings import LogSettings
+from headrace.partition.batch_checks import AppendResult
+from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.errors import (
     HeadraceError,
     InternalError,
 )
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.metadata_view import Topic
-from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.hand_over import HAND_OVER_MS
 from headrace_broker.core.messages import (
@@ -54,7 +55,6 @@ from headrace_broker.core.messages import (
 )
 from headrace_broker.core.replica import JOIN_RETRY_MS, PartitionReplica
 from headrace_broker.core.roles import Role
-from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.corruption import CorruptionCheck
 from headrace_broker.runtime.flush_policy import FlushPolicy
 from headrace_broker.runtime.load_meter import LoadMeter

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from headrace.partition.batch_checks import AppendResult, find_compressed
 from headrace.wire.batch import BatchHeader
 from headrace.wire.batch_runs import BatchRun
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, StorageOfflineError, TimedOutError
@@ -20,7 +21,7 @@ from headrace_server.calls import CALLER
 
 from headrace_broker.core.messages import AcknowledgementAwaited, AcknowledgementDropped, Action, Appended
 from headrace_broker.core.roles import Role
-from headrace_broker.runtime.batch_checks import AppendResult, check_compressed, check_run, find_compressed
+from headrace_broker.runtime.batch_checks import check_compressed, check_run
 from headrace_broker.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:

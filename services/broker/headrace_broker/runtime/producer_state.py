@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.log.log import PartitionLog
+from headrace.partition.producers import ProducerWindows
 
-from headrace_broker.core.producers import ProducerWindows
 from headrace_broker.core.roles import Role
 from headrace_broker.settings import BrokerSettings
 

@@ -14,6 +14,7 @@ from functools import partial
 import structlog
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
+from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.errors import (
     HeadraceError,
     LeaderHint,
@@ -27,7 +28,6 @@ from headrace_server.key_table import DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView, PartitionEntry, Topic
 from headrace_server.metastore.api import Metastore
 from headrace_server.partition_state import Replica
-from headrace_server.topic_configs import TopicConfig
 
 from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone, StateSeen
 from headrace_broker.core.roles import Role, leader_hint

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import structlog
+from headrace.partition.removed_rows import RemovedRows
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.ids import BrokerId
 from headrace.wire.request_trace import (
@@ -25,7 +26,6 @@ from headrace.wire.request_trace import (
 from headrace.wire.table_keys import ABSENT
 from headrace_server.internal_topic_writer import NotWrittenError
 
-from headrace_broker.core.removed_rows import RemovedRows
 from headrace_broker.table_metrics import TableCall, TableMetrics
 
 log = structlog.get_logger(__name__)

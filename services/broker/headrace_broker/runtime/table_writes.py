@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.partition.batch_checks import AppendResult
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import Outcome
 from headrace.wire.table_keys import ABSENT, expiry_headers, row_start
 
-from headrace_broker.runtime.batch_checks import AppendResult
 from headrace_broker.runtime.table import PartitionTable
 from headrace_broker.table_metrics import TableCall
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from headrace.partition.topic_configs import effective_min_insync_replicas
 from headrace.wire.ids import TopicId
 from headrace_server.partition_state import Move, PartitionState, Replica, ask_hand_over, change
-from headrace_server.topic_configs import effective_min_insync_replicas
 
 from headrace_coordinator.core.election import (
     RegisteredBroker,

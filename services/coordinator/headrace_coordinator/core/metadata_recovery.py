@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.groups.state import Group
+from headrace.partition.topic_configs import effective_min_insync_replicas
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape
-from headrace_server.topic_configs import effective_min_insync_replicas
-
-from headrace_coordinator.core.group_state import Group
 
 GROUP_EPOCHS_APART = 1 << 20
 """Increment of a group's epochs, above any that were assigned since the backup."""

@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.partition.topic_configs import (
+    alter_topic_configs,
+    effective_min_insync_replicas,
+    normalise_topic_configs,
+    parse_topic_config,
+    read_stored_topic_config,
+)
 from headrace.placement.policy import MAX_REPLICATION_FACTOR, RACK, PlacementPolicy
 from headrace.wire.errors import (
     InvalidConfigError,
@@ -21,13 +28,6 @@ from headrace.wire.errors import (
 from headrace.wire.topic_names import check_new_topic_name
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape
-from headrace_server.topic_configs import (
-    alter_topic_configs,
-    effective_min_insync_replicas,
-    normalise_topic_configs,
-    parse_topic_config,
-    read_stored_topic_config,
-)
 
 from headrace_coordinator.core.placement import BrokerLoad, Placement, lacking_brokers, place, spread_warnings
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from headrace.groups.assignors import TopicPartition
+from headrace.groups.state import Group, Member
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError
 from headrace.wire.topic_names import check_topic_name
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import KeyValue
 
-from headrace_coordinator.core.assignors import TopicPartition
-from headrace_coordinator.core.group_state import Group, Member
 from headrace_coordinator.runtime.group_view import GroupEntry
 
 MAX_GROUP_ID_CHARACTERS = 249

@@ -9,6 +9,15 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from headrace.groups.heartbeats import (
+    MemberDeparture,
+    MemberHeartbeat,
+    needs_transaction,
+    no_member,
+    replaced_member,
+    taken_by_another_user,
+)
+from headrace.groups.state import Member
 from headrace.v1 import groups_pb2, groups_pb2_grpc
 from headrace.wire.errors import (
     HeadraceError,
@@ -27,15 +36,6 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import LeaseNotFoundError, Metastore, MetastoreRolledBackError
 from headrace_server.rpc import unary
 
-from headrace_coordinator.core.group_heartbeats import (
-    MemberDeparture,
-    MemberHeartbeat,
-    needs_transaction,
-    no_member,
-    replaced_member,
-    taken_by_another_user,
-)
-from headrace_coordinator.core.group_state import Member
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import (

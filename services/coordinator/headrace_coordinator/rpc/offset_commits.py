@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headrace.groups.assignors import TopicPartition
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from headrace_server.identity.gate import access
 from headrace_server.metadata_view import ClusterView
 
-from headrace_coordinator.core.assignors import TopicPartition
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import check_group_id, check_member_id
 from headrace_coordinator.runtime.group_offsets import Commit, GroupOffsets

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from headrace.partition.topic_configs import describe_topic_config
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
@@ -22,7 +23,6 @@ from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.identity.topic_access import is_shown, require_topic, resolve_topic
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.rpc import let_others_run
-from headrace_server.topic_configs import describe_topic_config
 
 from headrace_coordinator.core.placement import Placement
 from headrace_coordinator.core.topics import (

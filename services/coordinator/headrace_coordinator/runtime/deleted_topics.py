@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Mapping
 
 import structlog
+from headrace.partition.topic_configs import read_stored_topic_config
 from headrace.wire.ids import TopicId
 from headrace_server.clock import Clock
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MAX_TXN_OPERATIONS, CreateRevisionIs, Metastore
-from headrace_server.topic_configs import read_stored_topic_config
 
 from headrace_coordinator.core import topic_writes
 

@@ -15,6 +15,7 @@ from itertools import groupby, islice
 
 import grpc
 import structlog
+from headrace.groups.assignors import TopicPartition
 from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.ids import BrokerId
 from headrace_server.calls import AUTHORIZATION_KEY
@@ -22,7 +23,6 @@ from headrace_server.clock import Clock
 from headrace_server.metadata_view import ClusterView
 from headrace_server.tls import TlsIdentity, open_channel
 
-from headrace_coordinator.core.assignors import TopicPartition
 from headrace_coordinator.metrics import CoordinatorMetrics, GroupSample, LagRound, PartitionLagSample, TopicLag
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 

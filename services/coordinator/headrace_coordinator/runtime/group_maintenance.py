@@ -12,15 +12,16 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
+from headrace.groups.assignors import AssignableTopic
+from headrace.groups.state import Group
+from headrace.groups.transition import transition
 from headrace.wire.errors import HeadraceError
 from headrace_server.clock import Clock
 from headrace_server.key_table import BrokerKey, DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreRolledBackError
 
-from headrace_coordinator.core.assignors import AssignableTopic
-from headrace_coordinator.core.group_state import Group
-from headrace_coordinator.core.group_transition import transition
+from headrace_coordinator.core.group_encoding import encode_assignments
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
@@ -178,6 +179,7 @@ class GroupMaintenance:
             topics=self._topics.get(),
             deleted=self._topics.deleted,
             stored={member_id: key_value.value for member_id, key_value in entry.assignments.items()},
+            encode_assignments=encode_assignments,
             begun=entry.begun,
             overdue=(),
             now_ms=self._clock.now_ms(),

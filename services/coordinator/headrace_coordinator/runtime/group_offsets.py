@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
+from headrace.groups.assignors import TopicPartition
 from headrace.wire.errors import (
     ConflictError,
     FencedMemberEpochError,
@@ -43,8 +44,7 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.metastore.view import PrefixView
 
-from headrace_coordinator.core.assignors import TopicPartition
-from headrace_coordinator.core.group_state import encode_group
+from headrace_coordinator.core.group_encoding import encode_group
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from headrace.groups.state import Group
 from headrace_server.clock import Clock
-
-from headrace_coordinator.core.group_state import Group
 
 
 class GroupTimes:

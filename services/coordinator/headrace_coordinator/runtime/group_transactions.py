@@ -14,6 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
+from headrace.groups.assignors import AssignableTopic
+from headrace.groups.heartbeats import MemberDeparture, MemberHeartbeat, may_enlarge, no_member
+from headrace.groups.state import Group, Member, begin_epochs
+from headrace.groups.transition import Transition, transition
 from headrace.wire.errors import (
     GroupTooLargeError,
     HeadraceError,
@@ -38,10 +42,7 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.metastore.view import PrefixView
 
-from headrace_coordinator.core.assignors import AssignableTopic
-from headrace_coordinator.core.group_heartbeats import MemberDeparture, MemberHeartbeat, may_enlarge, no_member
-from headrace_coordinator.core.group_state import Group, Member, begin_epochs, encode_group
-from headrace_coordinator.core.group_transition import Transition, check_size, transition
+from headrace_coordinator.core.group_encoding import check_size, encode_assignments, encode_group
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.group_times import GroupTimes
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
@@ -281,6 +282,7 @@ class GroupTransactions:
                 topics=self._topics.get(),
                 deleted=self._topics.deleted,
                 stored=stored,
+                encode_assignments=encode_assignments,
                 begun=entry.begun,
                 overdue=overdue,
                 now_ms=self._clock.now_ms(),

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
+from headrace.groups.assignors import TopicPartition
+from headrace.groups.state import Group
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import (
     GroupAssignmentKey,
@@ -23,8 +25,7 @@ from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import KeySource
 from headrace_server.metastore.api import KeyValue
 
-from headrace_coordinator.core.assignors import TopicPartition
-from headrace_coordinator.core.group_state import Group, decode_group
+from headrace_coordinator.core.group_encoding import decode_group
 from headrace_coordinator.runtime.waiting import wait_for_changes
 
 log = structlog.get_logger(__name__)

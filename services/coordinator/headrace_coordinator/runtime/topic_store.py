@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.partition.topic_configs import TopicConfig, parse_topic_config
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import (
     ConflictError,
@@ -28,7 +29,6 @@ from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import TxnResult
 from headrace_server.partition_state import PartitionState
-from headrace_server.topic_configs import TopicConfig, parse_topic_config
 
 from headrace_coordinator.core import topic_writes
 from headrace_coordinator.core.placement import BrokerLoad, Placement

@@ -7,6 +7,10 @@ import itertools
 import pytest
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.group.membership import InitialPosition, Membership, Phase, Stage
+from headrace.groups.assignors import AssignableTopic
+from headrace.groups.heartbeats import MemberDeparture, MemberHeartbeat
+from headrace.groups.state import Group, Member
+from headrace.groups.transition import transition
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
     FencedInstanceError,
@@ -18,10 +22,7 @@ from headrace.wire.errors import (
     UnknownMemberError,
 )
 from headrace.wire.ids import TopicPartition
-from headrace_coordinator.core.assignors import AssignableTopic
-from headrace_coordinator.core.group_heartbeats import MemberDeparture, MemberHeartbeat
-from headrace_coordinator.core.group_state import Group, Member
-from headrace_coordinator.core.group_transition import transition
+from headrace_coordinator.core.group_encoding import encode_assignments
 from headrace_server.internal_v1 import metadata_pb2
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -313,6 +314,7 @@ class _Coordinators:
                 topics=self.topics,
                 deleted=(),
                 stored={member_id: value for member_id, (_, value) in self.stored.items()},
+                encode_assignments=encode_assignments,
                 begun={},
                 overdue=(),
                 now_ms=self.now_ms,

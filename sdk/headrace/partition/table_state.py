@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from typing import NamedTuple
 
+from headrace.partition.ordered_keys import OrderedKeys
+from headrace.partition.removed_rows import RemovedRows
 from headrace.wire.decoded import Columns
 from headrace.wire.request_trace import RequestOutcome
 from headrace.wire.table_keys import (
@@ -26,9 +28,6 @@ from headrace.wire.table_keys import (
     split_key,
     table_key,
 )
-
-from headrace_broker.core.ordered_keys import OrderedKeys
-from headrace_broker.core.removed_rows import RemovedRows
 
 MANY_CHANGES = 10_000
 """Uncommitted changes up to which those that are committed by now are kept."""

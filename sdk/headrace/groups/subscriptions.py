@@ -1,6 +1,6 @@
 """Topics of a group: the subscriptions of its members, resolved against the coordinator's view.
 
-A stale view never removes a topic or partition from a group. Used by `group_transition`.
+A stale view never removes a topic or partition from a group. Used by `transition`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from headrace.groups.assignors import AssignableTopic
+from headrace.groups.state import Group, GroupTopic, Member
 from headrace.wire.topic_names import RESERVED_PREFIX
-
-from headrace_coordinator.core.assignors import AssignableTopic
-from headrace_coordinator.core.group_state import Group, GroupTopic, Member
 
 
 def with_missing_topics(

@@ -9,19 +9,11 @@ so that a delayed heartbeat frees nothing. Source: KIP-848; PROTOCOL section 1.3
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.wire.errors import (
-    FencedInstanceError,
-    FencedMemberEpochError,
-    GroupTooLargeError,
-    HeadraceError,
-    InvalidRequestError,
-)
-
-from headrace_coordinator.core.assignors import ASSIGNORS, AssignableTopic, Subscriber, TopicPartition
-from headrace_coordinator.core.group_heartbeats import (
+from headrace.groups.assignors import ASSIGNORS, AssignableTopic, Subscriber, TopicPartition
+from headrace.groups.heartbeats import (
     MemberDeparture,
     MemberHeartbeat,
     holder_of,
@@ -30,17 +22,20 @@ from headrace_coordinator.core.group_heartbeats import (
     taken_by_another_user,
     wants_the_same,
 )
-from headrace_coordinator.core.group_state import (
+from headrace.groups.state import (
     Group,
     GroupTopic,
     Member,
     Ownership,
-    assignments_of,
-    encode_group,
 )
-from headrace_coordinator.core.group_subscriptions import matching_names, subscribed_topics, with_missing_topics
+from headrace.groups.subscriptions import matching_names, subscribed_topics, with_missing_topics
+from headrace.wire.errors import (
+    FencedInstanceError,
+    FencedMemberEpochError,
+    HeadraceError,
+    InvalidRequestError,
+)
 
-MAX_STATE_BYTES = 1 << 20
 MAX_OPERATIONS = 120
 """Maximum operations, and compares, of one transaction (etcd accepts 128); the rest follows in the next."""
 MAX_ASSIGNMENT_BYTES = 256 << 10
@@ -84,6 +79,7 @@ def transition(
     topics: Mapping[str, AssignableTopic],
     deleted: Collection[bytes],
     stored: Mapping[bytes, bytes],
+    encode_assignments: Callable[[Group], Mapping[bytes, bytes]],
     begun: Mapping[bytes, int],
     overdue: Collection[bytes],
     now_ms: int,
@@ -98,6 +94,7 @@ def transition(
         topics: all topics by name.
         deleted: ids of deleted topics. A topic of the group that is in neither is treated as existing.
         stored: values of the members' assignment keys.
+        encode_assignments: returns the values of the assignment keys of all members; equal ones are not written.
         begun: by topic id, the number of partitions below which offsets are stored.
         overdue: members that exceeded their rebalance timeout by this coordinator's clock.
         now_ms: wall clock for informational times in the state; no decision depends on it.
@@ -114,7 +111,7 @@ def transition(
     builder.follow_topics(begun)
     builder.compute_target()
     builder.reconcile()
-    return builder.build(stored)
+    return builder.build(stored, encode_assignments)
 
 
 class _TransitionBuilder:
@@ -344,7 +341,9 @@ class _TransitionBuilder:
 
     # --- the result ---
 
-    def build(self, stored: Mapping[bytes, bytes]) -> Transition:
+    def build(
+        self, stored: Mapping[bytes, bytes], encode_assignments: Callable[[Group], Mapping[bytes, bytes]]
+    ) -> Transition:
         """Build the result: first the assignments that shrank, then as many others as fit."""
         revoking = {
             partition: owner.member_id
@@ -372,7 +371,7 @@ class _TransitionBuilder:
             owners=self._owners,
             empty_since_ms=self._empty_since_ms(),
         )
-        derived = {member_id: message.SerializeToString() for member_id, message in assignments_of(group).items()}
+        derived = encode_assignments(group)
         written = {member_id: derived[member_id] for member_id in self._shrunk}
         new = [member_id for member_id in sorted(self._members) if member_id not in self._before.members]
         more, size = False, 0
@@ -406,13 +405,3 @@ class _TransitionBuilder:
             owner is not None and owner.member_id == member_id and self._before.target.get(partition) != member_id
         )
         return not was_asked
-
-
-def check_size(group: Group) -> None:
-    """Raise GroupTooLargeError if the state does not fit into one key (H71)."""
-    size = len(encode_group(group))
-    if size > MAX_STATE_BYTES:
-        raise GroupTooLargeError(
-            f"{len(group.members)} members and {len(group.target)} partitions take {size} bytes, "
-            f"more than {MAX_STATE_BYTES}"
-        )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from headrace.log.slices import Slice
+from typing import TYPE_CHECKING
+
 from headrace.v1 import broker_pb2
 from headrace.wire.errors import CorruptBatchError, InvalidRequestError
 from headrace.wire.typed.payload import NO_BOUNDS, TEXT
 from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select
 from headrace.wire.typed.topic_columns import MAX_COLUMNS
+
+if TYPE_CHECKING:
+    from headrace.log.slices import Slice
 
 MAX_RANGES = 16
 LOCATED_FACTOR = 16

@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.groups.assignors import TopicPartition
+from headrace.groups.state import Group, Member, Ownership
 from headrace.wire.errors import FencedInstanceError, HeadraceError, UnknownMemberError
-
-from headrace_coordinator.core.assignors import TopicPartition
-from headrace_coordinator.core.group_state import Group, Member, Ownership
 
 
 @dataclass(frozen=True, slots=True)
