@@ -19,6 +19,7 @@ from functools import partial
 import structlog
 from headrace.log.directory import DataDirectory
 from headrace.log.settings import DiskLimits
+from headrace.partition.batch_cache import BatchCache
 from headrace.partition.topic_configs import TopicConfig
 from headrace.v1 import auth_pb2_grpc
 from headrace.wire.errors import HeadraceError
@@ -49,7 +50,6 @@ from headrace_broker.rpc.listeners import Listeners
 from headrace_broker.rpc.replica_service import ReplicaService
 from headrace_broker.rpc.service import BrokerService
 from headrace_broker.rpc.tables import TableService
-from headrace_broker.runtime.batch_cache import BatchCache
 from headrace_broker.runtime.directory_version import keep_version
 from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import CorruptLogError
+from headrace.partition.log_settings import log_settings
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
@@ -36,7 +37,7 @@ from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.isr_updater import IsrUpdater
-from headrace_broker.runtime.partition import Partition, log_settings
+from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replication import Replication

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from headrace.log.directory import DataDirectory, LogId
+from headrace.partition.log_settings import log_settings
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
@@ -26,7 +27,6 @@ from headrace_broker.core.phi_accrual import PhiAccrualFailureDetector
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher
-from headrace_broker.runtime.partition import log_settings
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.replication import Replication

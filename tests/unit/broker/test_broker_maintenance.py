@@ -13,6 +13,7 @@ from headrace.log import CorruptLogError
 from headrace.log.checkpoint import CheckpointFile
 from headrace.log.errors import StorageBusyError
 from headrace.log.os_filesystem import OsFileSystem
+from headrace.partition.producer_recovery import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
 from headrace.partition.producers import ProducerWindows
 from headrace.wire.errors import (
     NotEnoughReplicasError,
@@ -35,7 +36,6 @@ from headrace_broker.runtime.maintenance import (
     scrub,
 )
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.producer_state import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from headrace.log.directory import DataDirectory
+from headrace.partition.log_settings import log_settings
 from headrace.partition.topic_configs import Durability, TopicConfig
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import NotLeaderError, Outcome, StorageOfflineError, ThrottledError
@@ -22,7 +23,7 @@ from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_AT, Flusher
-from headrace_broker.runtime.partition import Partition, PartitionContext, log_settings
+from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.waiters import FetchWaiters
 from headrace_broker.settings import BrokerSettings
 from headrace_server.partition_state import PartitionState, Replica

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace.log import DataDirectory, DiskLimits, LogSettings
 from headrace.log.log import PartitionLog
+from headrace.partition.producer_recovery import rebuild_producers
 from headrace.partition.producers import ProducerWindows
 from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.encoding import encode_batch
@@ -54,7 +55,6 @@ from headrace_broker.core.replica_fetch import (
     next_step,
 )
 from headrace_broker.core.roles import Role
-from headrace_broker.runtime.producer_state import rebuild_producers
 from headrace_coordinator.core.control import sweep
 from headrace_coordinator.core.election import RegisteredBroker, elect, elect_uncleanly, electable
 from headrace_server.partition_state import PartitionState, Replica, change

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from headrace.groups.heartbeats import replaced_member
+from headrace.groups.messages import read_member
 from headrace.groups.state import Member
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import InvalidRequestError, MetadataLimitError
-from headrace_coordinator.rpc.group_messages import read_member
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_server.internal_v1 import metadata_pb2

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from headrace.partition.row_writes import identity_of
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.batch import BatchHeader, iter_batches
 from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, HeadraceError, InvalidRequestError
-
-from headrace_broker.rpc.checks import identity_of
 
 MAX_RECORDS = 10_000
 MAX_RECORDS_BYTES = 1 << 20

@@ -6,12 +6,22 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from headrace.partition.table_state import ColumnSlice, RowOffsets
+from headrace.partition.row_writes import RowWrite, read_row_write
+from headrace.partition.table_rows import (
+    MAX_KEYS,
+    PAGE_ROWS,
+    FoundRow,
+    RowsAnswer,
+    WantedColumns,
+    look_up,
+    wanted_columns,
+)
+from headrace.partition.table_state import RowOffsets
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
-from headrace.wire.table_keys import ABSENT, check_column, check_row
+from headrace.wire.table_keys import check_row
 from headrace_server.caller_turns import next_turn
 from headrace_server.calls import CALLER
 from headrace_server.identity.gate import access
@@ -20,51 +30,25 @@ from headrace_server.identity.rights import Operation
 from headrace_server.metadata_view import ClusterView
 from headrace_server.rpc import unary
 
-from headrace_broker.rpc.checks import identity_of, seconds_of
+from headrace_broker.rpc.checks import seconds_of
 from headrace_broker.rpc.service import BrokerService
 from headrace_broker.rpc.topics import find_topic
 from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.table import PartitionTable
 from headrace_broker.runtime.table_purge import PurgedRows
-from headrace_broker.runtime.table_writes import RowWrite, TableWrites
+from headrace_broker.runtime.table_writes import TableWrites
 from headrace_broker.table_metrics import TableCall
 
 ResponseT = TypeVar("ResponseT")
 
 SERVICE_NAME = "headrace.v1.TableService"
 
-MAX_KEYS = 10_000
-"""Maximum keys of one GetRows."""
-PAGE_ROWS = 1_000
-"""Maximum rows of a page of ScanRows."""
-MAX_COLUMNS = 20_000
-"""Maximum columns of a row in one answer."""
-MAX_ANSWER_BYTES = 3 << 20
-"""Bytes of keys, names and values after which an answer ends; its first column may exceed them."""
-_COLUMN_BYTES = 24
-_ROW_BYTES = 16
 _COLUMNS_PER_TURN = 300
 """Columns and rows that are answered in a few milliseconds of the event loop."""
 _TRIES = 10
 _NO_SLOT_MS = 250
 """After this time a read tries again for which there was no slot to wait."""
-
-
-class _Wanted(NamedTuple):
-    """Columns of each row that a read returns."""
-
-    columns: ColumnSlice
-    limit: int
-
-
-class _Row(NamedTuple):
-    """Row as of one moment: its columns with their offsets, and whether more follow."""
-
-    key: bytes
-    version: int
-    columns: list[tuple[bytes, int]]
-    next_column: bytes | None
 
 
 class TableService(tables_pb2_grpc.TableServiceServicer):
@@ -90,12 +74,12 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         """Return the response to a GetRows, after the checks."""
         if not 0 < len(request.keys) <= MAX_KEYS:
             raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
-        keys, wanted = [check_row(key) for key in request.keys], _wanted(request.columns)
+        keys, wanted = [check_row(key) for key in request.keys], wanted_columns(request.columns)
         read = await self._begin(request.read)
         response = tables_pb2.GetRowsResponse(as_of_offset=read.as_of_offset)
         await read.add_rows(keys, wanted, response.rows)
-        self._metrics.hits.inc(read.hits)
-        self._metrics.misses.inc(len(read.keys) - read.hits)
+        self._metrics.hits.inc(read.answer.hits)
+        self._metrics.misses.inc(len(read.answer.keys) - read.answer.hits)
         return self._end(read, response, TableCall.GET, response.rows)
 
     @unary
@@ -104,7 +88,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         limit = request.limit or PAGE_ROWS
         if not 0 < limit <= PAGE_ROWS:
             raise InvalidRequestError(f"a limit of {limit} rows is not 1 to {PAGE_ROWS}")
-        wanted = _wanted(request.columns)
+        wanted = wanted_columns(request.columns)
         read = await self._begin(request.read)
         response = tables_pb2.ScanRowsResponse(as_of_offset=read.as_of_offset)
         end = request.end if request.HasField("end") else None
@@ -143,13 +127,15 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         quotas, user = access().quotas, access().caller.identity.user
         quotas.check(user, Use.PRODUCE)
         quotas.charge(user, Use.PRODUCE, request.ByteSize())
-        write, started = self._row_write(request, partition), time.perf_counter()
+        write = read_row_write(request, partition.config.table_ttl_ms, self._context.now_ms())
+        access().check_producer(write.producer[0])
+        started = time.perf_counter()
         try:
             written = await TableWrites(partition, table).write(write, seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
         self._broker.check_lease(Outcome.UNKNOWN)
-        call = write.call
+        call = _call_of(write)
         latency_us = self._note(call, int(written.applied), started)
         if table.trace is not None and self._context.traces is not None:
             at_us = self._context.traces.now_us() - latency_us
@@ -183,31 +169,6 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             response.done = True
             response.removed_records, response.read_bytes = report.removed_records, report.size_bytes
         return response
-
-    def _row_write(self, request: tables_pb2.WriteRowRequest, partition: Partition) -> RowWrite:
-        """Check and convert a request."""
-        if bool(request.columns) == request.delete_row:
-            raise InvalidRequestError(
-                "a write has either columns or delete_row", action="Name the columns, or set delete_row alone."
-            )
-        columns = {
-            check_column(column.name): column.value if column.HasField("value") else None for column in request.columns
-        }
-        if len(columns) < len(request.columns):
-            raise InvalidRequestError("a column is named twice")
-        if request.ttl_ms < 0:
-            raise InvalidRequestError(f"ttl_ms {request.ttl_ms} is in the past", action="Delete the columns instead.")
-        ttl_ms = request.ttl_ms or partition.config.table_ttl_ms
-        producer = identity_of(request.producer if request.HasField("producer") else None)
-        access().check_producer(producer[0])
-        return RowWrite(
-            check_row(request.key),
-            columns,
-            request.delete_row,
-            request.if_version if request.HasField("if_version") else None,
-            self._context.now_ms() + ttl_ms if ttl_ms else 0,
-            producer,
-        )
 
     async def _begin(self, asked: tables_pb2.TableRead) -> _Reading:
         self._broker.check_serving()
@@ -263,16 +224,16 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         self, read: _Reading, response: ResponseT, call: TableCall, rows: Sequence[tables_pb2.TableRow]
     ) -> ResponseT:
         self._broker.check_lease(Outcome.NOT_APPLIED)
-        latency_us, trace = self._note(call, len(read.keys), read.started), read.table.trace
+        latency_us, trace = self._note(call, len(read.answer.keys), read.started), read.table.trace
         if trace is not None and self._context.traces is not None:
             at_us = self._context.traces.now_us() - latency_us
             if call is TableCall.GET:
-                trace.note_gets(read.keys, rows, read.table.removed, at_us, latency_us)
+                trace.note_gets(read.answer.keys, rows, read.table.removed, at_us, latency_us)
             else:
-                trace.note_scan(read.keys, rows, at_us, latency_us)
+                trace.note_scan(read.answer.keys, rows, at_us, latency_us)
         current = access()
-        current.quotas.charge(current.caller.identity.user, Use.FETCH, read.size_bytes)
-        read.partition.meter.note_read(read.size_bytes)
+        current.quotas.charge(current.caller.identity.user, Use.FETCH, read.answer.size_bytes)
+        read.partition.meter.note_read(read.answer.size_bytes)
         return response
 
     def _note(self, call: TableCall, rows: int, started: float) -> int:
@@ -294,6 +255,13 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 "cleanup_policy=compact --config table=yes`.",
             )
         return partition, partition.table
+
+
+def _call_of(write: RowWrite) -> TableCall:
+    if write.if_version is not None:
+        return TableCall.COMPARE_AND_PUT
+    deletes = write.deletes_row or all(value is None for value in write.columns.values())
+    return TableCall.DELETE if deletes else TableCall.PUT
 
 
 def _purged(request: tables_pb2.PurgeRowsRequest) -> PurgedRows:
@@ -338,71 +306,31 @@ class _Reading:
         self._seconds = seconds
         self.state = state
         self.as_of_offset = as_of_offset
-        self.size_bytes = 0
-        self.keys: list[bytes] = []
-        """Keys of the rows in the response."""
-        self.hits = 0
-        """Number of those that exist."""
+        self.answer = RowsAnswer()
 
-    async def add_rows(self, keys: Iterable[bytes], wanted: _Wanted, rows: Any) -> None:
+    async def add_rows(self, keys: Iterable[bytes], wanted: WantedColumns, rows: Any) -> None:
         """Add rows to a response until it is full; other calls run after each `_COLUMNS_PER_TURN` columns."""
-        found: list[_Row] = []
+        found: list[FoundRow] = []
         columns = 0
         for key in keys:
-            found.append(self._look_up(key, wanted))
+            found.append(look_up(self.state, key, wanted))
             columns += 1 + len(found[-1].columns)
             if columns >= _COLUMNS_PER_TURN:
                 await self._add_all(found, wanted, rows)
-                if self.size_bytes >= MAX_ANSWER_BYTES:
+                if self.answer.is_full:
                     return
                 found, columns = [], 0
                 await next_turn()
         await self._add_all(found, wanted, rows)
 
-    async def _add_all(self, found: list[_Row], wanted: _Wanted, rows: Any) -> None:
+    async def _add_all(self, found: list[FoundRow], wanted: WantedColumns, rows: Any) -> None:
         for _ in range(_TRIES):
             offsets = sorted({offset for row in found for _, offset in row.columns})
             values = await self.table.read_values(offsets)
             if len(values) == len(offsets):
                 break
             self.state, self.as_of_offset = await self.table.read_state(self._seconds)
-            found = [self._look_up(row.key, wanted) for row in found]
+            found = [look_up(self.state, row.key, wanted) for row in found]
         else:
             raise OffsetNotAvailableError("the rows were changed again and again while they were read")
-        for row in found:
-            if self.size_bytes >= MAX_ANSWER_BYTES:
-                return
-            self._add(row, values, rows)
-
-    def _look_up(self, key: bytes, wanted: _Wanted) -> _Row:
-        found = self.state.columns_of(key, wanted.columns, wanted.limit + 1)
-        is_cut = len(found) > wanted.limit
-        versions = self.state.columns_of(key) if is_cut or not wanted.columns.is_all else found
-        version = max([offset for _, offset in versions], default=ABSENT)
-        return _Row(key, version, found[: wanted.limit], found[-1][0] if is_cut else None)
-
-    def _add(self, row: _Row, values: Any, rows: Any) -> None:
-        answer = rows.add(key=row.key, version=row.version)
-        self.keys.append(row.key)
-        self.hits += row.version != ABSENT
-        self.size_bytes += len(row.key) + _ROW_BYTES
-        for name, offset in row.columns:
-            value = values[offset]
-            size = len(name) + len(value.value) + _COLUMN_BYTES
-            if answer.columns and self.size_bytes + size > MAX_ANSWER_BYTES:
-                answer.next_column = name
-                return
-            self.size_bytes += size
-            answer.columns.add(name=name, value=value.value, version=offset, timestamp_ms=value.timestamp_ms)
-        if row.next_column is not None:
-            answer.next_column = row.next_column
-
-
-def _wanted(said: tables_pb2.ColumnSlice) -> _Wanted:
-    names: Sequence[bytes] = [check_column(name) for name in said.names]
-    if names and (said.start or said.HasField("end")):
-        raise InvalidRequestError("columns are given by their names or by a range, not by both")
-    if said.limit < 0:
-        raise InvalidRequestError(f"a limit of {said.limit} columns is negative")
-    end = said.end if said.HasField("end") else None
-    return _Wanted(ColumnSlice(tuple(names), said.start, end), min(said.limit or MAX_COLUMNS, MAX_COLUMNS))
+        self.answer.add(found, values, rows)

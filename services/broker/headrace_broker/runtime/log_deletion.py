@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS
 from headrace.log.log import PartitionLog
+from headrace.partition.log_settings import log_settings
 from headrace.partition.topic_configs import TopicConfig, read_stored_topic_config
 from headrace.wire.errors import ConflictError, HeadraceError, Outcome
 from headrace_server.metadata_view import ClusterView
@@ -33,7 +34,6 @@ from headrace_server.partition_state import PartitionState, decode
 
 from headrace_broker.core.unclaimed import reason_to_keep
 from headrace_broker.runtime.directory_calls import DirectoryCalls
-from headrace_broker.runtime.partition import log_settings
 from headrace_broker.runtime.partition_context import PartitionContext
 
 log = structlog.get_logger(__name__)

@@ -19,8 +19,9 @@ from typing import TypeVar, assert_never
 import structlog
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
 from headrace.log.log import PartitionLog
-from headrace.log.settings import LogSettings
 from headrace.partition.batch_checks import AppendResult
+from headrace.partition.log_settings import log_settings
+from headrace.partition.producer_recovery import rebuild_producers
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.errors import (
     HeadraceError,
@@ -64,7 +65,7 @@ from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.partition_follower import PartitionFollower
 from headrace_broker.runtime.partition_host import DelayedFetch, PartitionHost
 from headrace_broker.runtime.partition_reads import PartitionReads
-from headrace_broker.runtime.producer_state import ProducerState, make_windows, rebuild_producers
+from headrace_broker.runtime.producer_state import ProducerState, make_windows
 from headrace_broker.runtime.table import PartitionTable
 from headrace_broker.runtime.uninterrupted import uninterrupted
 
@@ -72,7 +73,7 @@ log = structlog.get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-__all__ = ["AppendResult", "Partition", "PartitionContext", "log_settings"]
+__all__ = ["AppendResult", "Partition", "PartitionContext"]
 
 
 class Partition:
@@ -385,21 +386,3 @@ async def open_partition(
     if failure is not None:
         partition.fail(failure)
     return partition
-
-
-def log_settings(config: TopicConfig) -> LogSettings:
-    """Return the log settings of a topic's settings."""
-    return LogSettings(
-        segment_bytes=config.segment_bytes,
-        segment_ms=config.segment_ms,
-        index_interval_bytes=config.index_interval_bytes,
-        retention_ms=config.retention_ms,
-        retention_bytes=config.retention_bytes,
-        compacts=config.compacts,
-        delete_retention_ms=config.delete_retention_ms,
-        expires_records=config.is_table,
-        min_compaction_lag_ms=config.min_compaction_lag_ms,
-        max_compaction_lag_ms=config.max_compaction_lag_ms,
-        min_dirty_ratio=config.min_dirty_percent / 100,
-        file_delete_delay_ms=config.file_delete_delay_ms,
-    )

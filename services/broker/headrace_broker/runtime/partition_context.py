@@ -8,11 +8,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.partition.batch_cache import BatchCache
 from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock
 
 from headrace_broker.metrics import BrokerMetrics
-from headrace_broker.runtime.batch_cache import BatchCache
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
 from headrace_broker.runtime.table_trace import TableTraces

@@ -1,15 +1,13 @@
 """Producer windows of a replica: rebuilt from its log, and written to snapshots (H48).
 
-Batches are verified before use: a corrupt one could make the broker reject a producer, or append a record twice.
 `SnapshotClock` determines when a snapshot is due, so that a start has little to read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.log.log import PartitionLog
+from headrace.partition.producer_recovery import SnapshotClock, rebuild_producers
 from headrace.partition.producers import ProducerWindows
 
 from headrace_broker.core.roles import Role
@@ -17,40 +15,6 @@ from headrace_broker.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
-
-SNAPSHOT_BYTES = 128 << 20
-SNAPSHOT_MS = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotClock:
-    """Time and position of the last producer snapshot, after which a start has to read."""
-
-    offset: int
-    """End offset of the snapshot."""
-    size_bytes: int
-    at_ms: int
-
-    def is_due(self, end_offset: int, size_bytes: int, now_ms: int) -> bool:
-        """Return whether much was appended since the snapshot, or something and the snapshot is old."""
-        if end_offset == self.offset:
-            return False
-        return abs(size_bytes - self.size_bytes) >= SNAPSHOT_BYTES or now_ms - self.at_ms >= SNAPSHOT_MS
-
-
-def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -> int:
-    """Restore the newest snapshot and add the batches after it; return the offset of the first of these.
-
-    Blocks; call it in a thread, before the first use. Raises CorruptLogError, StorageOfflineError.
-    """
-    snapshot = partition_log.snapshots.load()
-    start = int(partition_log.log_start_offset)
-    if snapshot is not None and producers.restore(snapshot[1]):
-        start = max(start, snapshot[0])
-    for header in partition_log.reader.checked_headers(start) if start < partition_log.log_end_offset else ():
-        if header.base_offset >= start:
-            producers.record_batch(header)
-    return start
 
 
 def make_windows(settings: BrokerSettings) -> ProducerWindows:

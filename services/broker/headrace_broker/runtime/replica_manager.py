@@ -14,6 +14,7 @@ from functools import partial
 import structlog
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
+from headrace.partition.log_settings import log_settings
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.errors import (
     HeadraceError,
@@ -33,7 +34,7 @@ from headrace_broker.core.messages import SessionLost, SessionStarted, StateGone
 from headrace_broker.core.roles import Role, leader_hint
 from headrace_broker.runtime.directory_calls import DirectoryCalls
 from headrace_broker.runtime.log_deletion import LogDeletion
-from headrace_broker.runtime.partition import Partition, log_settings, open_partition
+from headrace_broker.runtime.partition import Partition, open_partition
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replication import Replication
 from headrace_broker.runtime.restore_guard import RestoreGuard, etcd_restored

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.scan import ChainPoint, check_next
 from headrace.log.slices import Slice
+from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace.partition.removed_rows import RemovedRows
 from headrace.partition.table_state import ColumnChange, RowOffsets, UncommittedRows, changes_of
 from headrace.wire.batch import iter_batches
@@ -30,7 +31,6 @@ from headrace.wire.errors import (
 from headrace_server.caller_turns import next_turn
 
 from headrace_broker.core.roles import Role
-from headrace_broker.runtime.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace_broker.runtime.table_purge import TablePurge
 from headrace_broker.runtime.table_trace import RequestTrace
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.partition.batch_checks import AppendResult
-from headrace.wire.encoding import encode_batch
+from headrace.partition.row_writes import RowWrite
 from headrace.wire.errors import Outcome
-from headrace.wire.table_keys import ABSENT, expiry_headers, row_start
+from headrace.wire.table_keys import ABSENT
 
 from headrace_broker.runtime.table import PartitionTable
-from headrace_broker.table_metrics import TableCall
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
@@ -20,32 +18,6 @@ if TYPE_CHECKING:
 
 class _LogMovedError(Exception):
     """The log has records that the decision did not see."""
-
-
-class RowWrite(NamedTuple):
-    """Change of one row."""
-
-    row: bytes
-    columns: Mapping[bytes, bytes | None]
-    """Value by name; `None` deletes the column."""
-    deletes_row: bool
-    if_version: int | None
-    expires_ms: int
-    producer: tuple[int, int, int] = (-1, -1, -1)
-    """Producer id, its epoch, and the sequence of the first record."""
-
-    @property
-    def needs_state(self) -> bool:
-        """Whether what is written depends on what the row has."""
-        return self.deletes_row or self.if_version is not None
-
-    @property
-    def call(self) -> TableCall:
-        """Kind of the call."""
-        if self.if_version is not None:
-            return TableCall.COMPARE_AND_PUT
-        deletes = self.deletes_row or all(value is None for value in self.columns.values())
-        return TableCall.DELETE if deletes else TableCall.PUT
 
 
 class RowWritten(NamedTuple):
@@ -114,7 +86,7 @@ class TableWrites:
                 if not row:
                     return RowWritten(True, ABSENT, 0, *decided_at)
                 write = write._replace(columns=dict.fromkeys(row))
-        result = await self._append(self._encode(write), decided_at)
+        result = await self._append(write.encode(self._partition.context.now_ms()), decided_at)
         if result.error is not None:
             raise result.error
         return RowWritten(True, result.end_offset - 1, len(write.columns), result.end_offset, result.leader_epoch)
@@ -122,20 +94,6 @@ class TableWrites:
     @property
     def _log_end(self) -> tuple[int, int]:
         return int(self._replica.log_end_offset), self._replica.leader_epoch
-
-    def _encode(self, write: RowWrite) -> bytes:
-        # Values last, so that the last record's offset is the version of the row.
-        names = sorted(write.columns, key=lambda name: write.columns[name] is not None)
-        prefix, headers = row_start(write.row), expiry_headers(write.expires_ms)
-        return encode_batch(
-            [write.columns[name] for name in names],
-            [prefix + name for name in names],
-            base_timestamp_ms=self._partition.context.now_ms(),
-            headers=[() if write.columns[name] is None else headers for name in names] if headers else None,
-            producer_id=write.producer[0],
-            producer_epoch=write.producer[1],
-            base_sequence=write.producer[2],
-        )
 
     async def _append(self, batch: bytes, decided_at: tuple[int, int] | None) -> AppendResult:
         """Append a batch, if the log still ends where the decision to write it was made."""

@@ -17,6 +17,14 @@ from headrace.groups.heartbeats import (
     replaced_member,
     taken_by_another_user,
 )
+from headrace.groups.messages import (
+    check_group_id,
+    check_member_id,
+    read_member,
+    read_owned,
+    subscribed_bytes,
+    write_partitions,
+)
 from headrace.groups.state import Member
 from headrace.v1 import groups_pb2, groups_pb2_grpc
 from headrace.wire.errors import (
@@ -39,16 +47,10 @@ from headrace_server.rpc import unary
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.group_messages import (
-    check_group_id,
-    check_member_id,
-    read_member,
-    read_owned,
-    subscribed_bytes,
     write_heartbeat,
     write_listing,
     write_members,
     write_offsets,
-    write_partitions,
     write_requested_offsets,
 )
 from headrace_coordinator.rpc.offset_commits import OffsetCommits

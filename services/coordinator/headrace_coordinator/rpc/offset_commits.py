@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.groups.assignors import TopicPartition
+from headrace.groups.messages import check_group_id, check_member_id
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from headrace_server.identity.gate import access
 from headrace_server.metadata_view import ClusterView
 
 from headrace_coordinator.rpc.answers import Answers
-from headrace_coordinator.rpc.group_messages import check_group_id, check_member_id
 from headrace_coordinator.runtime.group_offsets import Commit, GroupOffsets
 from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 from headrace_coordinator.runtime.metadata_limits import MetadataLimits

@@ -449,7 +449,7 @@ def test_the_wait_for_a_session_counts_against_the_time_of_the_call(script):
 
 def test_a_failed_wait_is_the_error_of_the_call(script):
     at = script()
-    failure = UnsentCallError(UnauthenticatedError("no"), grpc.StatusCode.UNAUTHENTICATED, "no")
+    failure = UnsentCallError(UnauthenticatedError("no"), "UNAUTHENTICATED", "no")
     assert steps(at.sessions.authorized(CALL), failure) == ([AwaitToken(A, 10.0)], failure)
 
 
@@ -461,7 +461,7 @@ def test_a_failed_wait_is_the_error_of_the_call(script):
         (TransportError("gone"), False),
         (FailedCallError(grpc.StatusCode.UNAUTHENTICATED, "a proxy"), True),
         (FailedCallError(grpc.StatusCode.PERMISSION_DENIED, "no"), False),
-        (UnsentCallError(UnauthenticatedError("no"), grpc.StatusCode.UNAUTHENTICATED, "no"), False),
+        (UnsentCallError(UnauthenticatedError("no"), "UNAUTHENTICATED", "no"), False),
     ],
 )
 def test_refusals_are_told_from_other_errors(error, expected):

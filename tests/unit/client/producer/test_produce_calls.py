@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from headrace.client.base.config import ProducerConfig
+from headrace.client.net.sessions import AuthorizedStart
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_calls import ProduceCalls
 from headrace.wire.errors import Outcome, TimedOutError, UnauthenticatedError
@@ -20,6 +21,7 @@ class Waiting:
         self.landed = []
         self.cancelled = []
         sessions = SimpleNamespace(current=lambda address: None, wait=self.wait, refused=lambda token: None)
+        sessions.begin = lambda *call: AuthorizedStart(sessions, *call).start()
         native = SimpleNamespace(begin=self.begin)
         self.calls = ProduceCalls(ProducerConfig(**CREDENTIAL), native, sessions, None)
         self.request = Request(1, "localhost:1", [], 1_000)

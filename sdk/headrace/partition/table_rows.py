@@ -1,0 +1,98 @@
+"""Rows of a table in responses: which columns a read wants, and how much fits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.partition.batch_cache import RecordValue
+from headrace.partition.table_state import ColumnSlice, RowOffsets
+from headrace.v1 import tables_pb2
+from headrace.wire.errors import InvalidRequestError
+from headrace.wire.table_keys import ABSENT, check_column
+
+MAX_KEYS = 10_000
+"""Maximum keys of one GetRows."""
+PAGE_ROWS = 1_000
+"""Maximum rows of a page of ScanRows."""
+MAX_COLUMNS = 20_000
+"""Maximum columns of a row in one answer."""
+MAX_ANSWER_BYTES = 3 << 20
+"""Bytes of keys, names and values after which an answer ends; its first column may exceed them."""
+_COLUMN_BYTES = 24
+_ROW_BYTES = 16
+
+
+class WantedColumns(NamedTuple):
+    """Columns of each row that a read returns."""
+
+    columns: ColumnSlice
+    limit: int
+
+
+class FoundRow(NamedTuple):
+    """Row as of one moment: its columns with their offsets, and whether more follow."""
+
+    key: bytes
+    version: int
+    columns: list[tuple[bytes, int]]
+    next_column: bytes | None
+
+
+def wanted_columns(said: tables_pb2.ColumnSlice) -> WantedColumns:
+    """Check and convert a part of a request. Raises InvalidRequestError."""
+    names: Sequence[bytes] = [check_column(name) for name in said.names]
+    if names and (said.start or said.HasField("end")):
+        raise InvalidRequestError("columns are given by their names or by a range, not by both")
+    if said.limit < 0:
+        raise InvalidRequestError(f"a limit of {said.limit} columns is negative")
+    end = said.end if said.HasField("end") else None
+    return WantedColumns(ColumnSlice(tuple(names), said.start, end), min(said.limit or MAX_COLUMNS, MAX_COLUMNS))
+
+
+def look_up(state: RowOffsets, key: bytes, wanted: WantedColumns) -> FoundRow:
+    """Return a row as it is in a state."""
+    found = state.columns_of(key, wanted.columns, wanted.limit + 1)
+    is_cut = len(found) > wanted.limit
+    versions = state.columns_of(key) if is_cut or not wanted.columns.is_all else found
+    version = max([offset for _, offset in versions], default=ABSENT)
+    return FoundRow(key, version, found[: wanted.limit], found[-1][0] if is_cut else None)
+
+
+class RowsAnswer:
+    """Rows of one response."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.keys: list[bytes] = []
+        """Keys of the rows."""
+        self.hits = 0
+        """Number of those that exist."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further row fits."""
+        return self.size_bytes >= MAX_ANSWER_BYTES
+
+    def add(self, found: Sequence[FoundRow], values: Mapping[int, RecordValue], rows: Any) -> None:
+        """Add rows to a repeated field until it is full; `values` has their columns, by offset."""
+        for row in found:
+            if self.is_full:
+                return
+            self._add(row, values, rows)
+
+    def _add(self, row: FoundRow, values: Mapping[int, RecordValue], rows: Any) -> None:
+        answer = rows.add(key=row.key, version=row.version)
+        self.keys.append(row.key)
+        self.hits += row.version != ABSENT
+        self.size_bytes += len(row.key) + _ROW_BYTES
+        for name, offset in row.columns:
+            value = values[offset]
+            size = len(name) + len(value.value) + _COLUMN_BYTES
+            if answer.columns and self.size_bytes + size > MAX_ANSWER_BYTES:
+                answer.next_column = name
+                return
+            self.size_bytes += size
+            answer.columns.add(name=name, value=value.value, version=offset, timestamp_ms=value.timestamp_ms)
+        if row.next_column is not None:
+            answer.next_column = row.next_column
