@@ -41,11 +41,11 @@ BIN := .venv/bin
 CORE_TESTS := tests/unit/wire tests/unit/placement tests/unit/log tests/unit/broker tests/unit/coordinator tests/property tests/scenario
 # What make check runs, too
 TEST_OF_WORDS := tests/unit/docs/test_docs_words.py
-MEASURED := sdk/headrace/wire sdk/headrace/placement sdk/headrace/log services/broker/headrace_broker/core services/coordinator/headrace_coordinator/core
+MEASURED := sdk/headrace/wire sdk/headrace/placement sdk/headrace/partition sdk/headrace/groups sdk/headrace/log services/broker/headrace_broker/core services/coordinator/headrace_coordinator/core
 GENERATED := sdk/headrace/v1 services/common/headrace_server/internal_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help set-up demo up down status test test-slow test-grpc fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check check-types check-text check-imports check-pages check-proto proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security fuzz clean
+.PHONY: help set-up demo up down status test test-slow test-grpc test-directory fast test-containers test-dashboards test-kubernetes sim sim-groups mutants check check-types check-text check-imports check-pages check-proto proto proto-baseline golden lock sbom release docs site blocking bench bench-peers chaos security fuzz clean
 ifndef CHECKS_IN_PARALLEL
 .NOTPARALLEL:
 endif
@@ -83,6 +83,9 @@ test-slow: set-up ## the tests marked slow, which make test leaves out: most job
 
 test-grpc: set-up ## the tests of clients and brokers where brokers do not serve the native protocol, so that all use gRPC
 	HEADRACE_TEST_TRANSPORT=grpc $(BIN)/pytest $(PYTEST_FLAGS) -m "not slow and not native" tests/contract tests/integration tests/paper
+
+test-directory: set-up ## the tests of the SDK on a directory (headrace.open) in place of a cluster
+	HEADRACE_TEST_DIRECTORY=1 $(BIN)/pytest $(PYTEST_FLAGS) -n 2 $$($(BIN)/python -m tests.integration.on_directory)
 
 fast: set-up ## the unit and property tests of what changed since main, nearest first, for at most a minute (FAST_FLAGS=--help)
 	@$(BIN)/python tools/fast.py $(FAST_FLAGS)

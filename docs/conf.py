@@ -32,6 +32,7 @@ NAVIGATION = {
             "docs/guides/compacted-topics",
             "docs/guides/tables",
             "docs/guides/schemas",
+            "docs/guides/directory",
             "docs/guides/typed-topics",
             "docs/guides/sql",
             "docs/guides/spark",

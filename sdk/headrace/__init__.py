@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
     from headrace.client.interceptors.interceptor import ProducedBatch as ProducedBatch
     from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
+    from headrace.client.opened.directory import Directory as Directory
+    from headrace.client.opened.directory import open as open
     from headrace.client.producer.futures import BatchFuture as BatchFuture
     from headrace.client.producer.futures import RecordFuture as RecordFuture
     from headrace.client.producer.producer import Producer as Producer
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from headrace.client.table.rows import Row as Row
     from headrace.client.table.rows import VersionConflictError as VersionConflictError
     from headrace.client.table.table import Table as Table
+    from headrace.log.errors import DirectoryInUseError as DirectoryInUseError
+    from headrace.log.errors import WrongDirectoryError as WrongDirectoryError
     from headrace.wire.allocator import keep_large_buffers as keep_large_buffers
     from headrace.wire.errors import BatchTooLargeError as BatchTooLargeError
     from headrace.wire.errors import ConflictError as ConflictError
@@ -141,6 +145,7 @@ _NAMES = {
         "ProducedBatch",
         "ProducerInterceptor",
     ),
+    "headrace.client.opened.directory": ("Directory", "open"),
     "headrace.client.producer.futures": (
         "BatchFuture",
         "RecordFuture",
@@ -150,6 +155,7 @@ _NAMES = {
     "headrace.client.table.row_writes": ("PutManyError",),
     "headrace.client.table.rows": ("Row", "VersionConflictError"),
     "headrace.client.table.table": ("Table",),
+    "headrace.log.errors": ("DirectoryInUseError", "WrongDirectoryError"),
     "headrace.wire.allocator": ("keep_large_buffers",),
     "headrace.wire.errors": (
         "BatchTooLargeError",

@@ -291,6 +291,10 @@ class DataDirectory:
         finally:
             self._filesystem.close(self._lock)
 
+    def abandon(self) -> None:
+        """Close the lock's descriptor in a child process after a fork; the parent keeps the lock."""
+        self._filesystem.close(self._lock)
+
     def _set_aside(self, log_id: LogId, suffix: str) -> str:
         name = log_id.directory_name
         try:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from headrace.log.checkpoint import CheckpointFile
+from headrace.log.checkpoint import CheckpointFile, Mark
 from headrace.log.durability import LogDurability
 from headrace.log.environment import LogEnvironment
 from headrace.log.errors import CorruptLogError, storage_error
@@ -154,6 +154,16 @@ class PartitionLog:
         """Consistent log end, `last_crc` and `last_batch_epoch`, for readers concurrent with an append."""
         end = self._state.end
         return ChainPoint(end.offset, end.crc, end.epoch)
+
+    @property
+    def end_mark(self) -> Mark:
+        """Log end, and its place in the files."""
+        return self._state.end
+
+    @property
+    def flushed_mark(self) -> Mark:
+        """`flushed_offset`, and its place in the files."""
+        return self._state.flushed
 
     @property
     def truncations(self) -> int:

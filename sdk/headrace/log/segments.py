@@ -260,6 +260,16 @@ class SegmentList:
                 interval_bytes=interval_bytes,
             )
 
+    def extend(self, segment: Segment, size_bytes: int, interval_bytes: int) -> None:
+        """Adopt the bytes that another process has appended to a segment. Raises as `pin`, and CorruptLogError."""
+        segment.size_bytes = size_bytes
+        if segment.index_ready:
+            file = self.pin(segment)
+            try:
+                self._extend_or_raise(segment.index, segment, self.reader(file), interval_bytes)
+            finally:
+                self.files.unpin(file)
+
     def walk(self, segment: Segment, offset: int, interval_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
         """Yield position and header from the batch that contains `offset` to the segment's end, with the file pinned.
 

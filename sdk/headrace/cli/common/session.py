@@ -39,6 +39,14 @@ BootstrapServers = Annotated[
         help="Bootstrap servers (brokers or coordinators).",
     ),
 ]
+Directory = Annotated[
+    str,
+    typer.Option(
+        "--dir",
+        metavar="DIRECTORY",
+        help="Directory with topics in place of a cluster, as `--bootstrap-servers dir:DIRECTORY`.",
+    ),
+]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.001, metavar="SECONDS", help="Timeout of one request.")]
 Output = Annotated[OutputFormat, typer.Option("--output", case_sensitive=False, help="Format of the result.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
@@ -210,12 +218,13 @@ def tell(text: str) -> None:
 
 
 def command(
-    *, connects: bool = True
+    *, connects: bool = True, makes_directory: bool = False
 ) -> Callable[[Callable[Concatenate[Session, Parameters], None]], Callable[..., None]]:
     """Return a decorator that converts a function `(session, ...)`, whose other parameters are options, to a command.
 
     Args:
-        connects: adds `--bootstrap-servers` and `--timeout`.
+        connects: adds `--bootstrap-servers`, `--dir` and `--timeout`.
+        makes_directory: the directory of `--dir` need not exist.
 
     A function's own parameter `output` replaces the shared one.
     """
@@ -229,9 +238,11 @@ def command(
         def run(**arguments: Any) -> None:
             ctx: typer.Context = arguments.pop("ctx")
             taken = {each.name: arguments.pop(each.name) for each in shared}
+            if taken.get("directory") and not makes_directory and not os.path.isdir(taken["directory"]):
+                raise typer.BadParameter(f"there is no directory {taken['directory']}", param_hint="--dir")
             session = Session(
                 clients=ctx.obj if ctx.obj is not None else SdkClients(),
-                bootstrap_servers=taken.get("bootstrap_servers", ""),
+                bootstrap_servers=_servers(taken),
                 timeout=taken.get("timeout", 0.0),
                 output=taken.get("output", OutputFormat.TABLE),
                 quiet=taken["quiet"],
@@ -250,12 +261,19 @@ def command(
     return decorate
 
 
+def _servers(taken: Mapping[str, Any]) -> str:
+    """Return the bootstrap servers, or the directory in their place."""
+    directory: str = taken.get("directory", "")
+    return f"dir:{directory}" if directory else taken.get("bootstrap_servers", "")
+
+
 def _shared_parameters(*, connects: bool, own_output: bool) -> list[inspect.Parameter]:
     rows: list[tuple[str, Any, Any]] = []
     if not own_output:
         rows.append(("output", Output, OutputFormat.TABLE))
     if connects:
         rows.append(("bootstrap_servers", BootstrapServers, "localhost:7170"))
+        rows.append(("directory", Directory, ""))
         rows.append(("timeout", Timeout, 10.0))
         rows += SECURITY
     rows += [("quiet", Quiet, False), ("verbose", Verbose, False)]

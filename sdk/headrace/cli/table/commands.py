@@ -41,7 +41,7 @@ Replica = Annotated[
 
 
 @app.command("create")
-@command()
+@command(makes_directory=True)
 def create(
     session: Session,
     *,

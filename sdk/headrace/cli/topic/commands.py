@@ -20,7 +20,7 @@ NewTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name
 
 
 @app.command("create")
-@command()
+@command(makes_directory=True)
 def create(
     session: Session,
     *,

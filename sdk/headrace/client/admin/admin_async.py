@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, Unpack
 
-import grpc
-
 from headrace.client.admin import rpc
 from headrace.client.admin.balance import BalanceBy, BalancePlan
 from headrace.client.admin.group_operations import AdminGroupOperations
@@ -59,10 +57,10 @@ from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
-from headrace.client.net.connection_async import AsyncConnections
+from headrace.client.net.transport import open_connections_async
 from headrace.placement.load import MAX_RATIO
 from headrace.v1 import auth_pb2
-from headrace.wire.errors import from_rpc_error
+from headrace.wire.errors import from_rpc_error, rpc_failures
 from headrace.wire.ids import TopicPartition
 
 Result = TypeVar("Result")
@@ -83,7 +81,7 @@ class AsyncAdmin:
             ConfigError: For an unknown setting or a value out of range.
         """
         self._config = config = build(AdminConfig, settings)
-        self._connections = AsyncConnections("Admin", config)
+        self._connections = open_connections_async("Admin", config)
         calls = BootstrapClient(config)
         self._operations = AdminOperations(config, calls)
         self._groups = AdminGroupOperations(config, calls, self._operations)
@@ -819,7 +817,7 @@ class AsyncAdmin:
         try:
             async for entry in stream:
                 yield rpc.metadata_entry(entry)
-        except grpc.RpcError as error:
+        except rpc_failures() as error:
             raise from_rpc_error(error) from error
 
     async def _run(self, operation: Operation[Result]) -> Result:

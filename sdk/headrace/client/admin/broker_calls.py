@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
-
 from headrace.client.admin import rpc
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.operations import Call, Operation, Pause
@@ -23,6 +21,7 @@ from headrace.wire.errors import (
     TransportError,
     UnknownTopicIdError,
     from_rpc_error,
+    rpc_failures,
 )
 
 BuildRequest = Callable[[list[tuple[int, int]], bytes], Any]
@@ -45,7 +44,7 @@ class BrokerCalls:
         """Call one broker; errors name its address."""
         try:
             return (yield Call(address, "broker", method, request, self.seconds(timeout)))
-        except grpc.RpcError as error:
+        except rpc_failures() as error:
             typed = from_rpc_error(error)
             typed.add_note(f"call to {address} failed: {status_of(error)[1]}")
             raise typed from error

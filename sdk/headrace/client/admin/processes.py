@@ -3,14 +3,12 @@
 import time
 from dataclasses import dataclass
 
-import grpc
-
 from headrace.client.admin.identity import posture_name
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.operations import Call, Operation
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import auth_pb2, cluster_pb2, process_pb2
-from headrace.wire.errors import InvalidRequestError, from_rpc_error
+from headrace.wire.errors import InvalidRequestError, from_rpc_error, rpc_failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ class ProcessSteps:
             request = process_pb2.DescribeProcessRequest(client_id=self._config.client_id, measure_disk=measure_disk)
             try:
                 answer = yield Call(address, "process", "DescribeProcess", request, self._seconds(timeout))
-            except grpc.RpcError as error:
+            except rpc_failures() as error:
                 found.append(ProcessDescription(name, address, error=from_rpc_error(error).message))
                 continue
             if answer.name != name:
@@ -148,7 +146,7 @@ class ProcessSteps:
         request = auth_pb2.WhoAmIRequest(client_id=self._config.client_id)
         try:
             answer = yield Call(address, "session", "WhoAmI", request, self._seconds(timeout))
-        except grpc.RpcError:
+        except rpc_failures():
             return ""
         return posture_name(answer.posture)
 
@@ -172,7 +170,7 @@ class ProcessSteps:
             )
             try:
                 answer = yield Call(address, "process", "SetLogLevel", request, self._seconds(timeout))
-            except grpc.RpcError as error:
+            except rpc_failures() as error:
                 typed = from_rpc_error(error)
                 if isinstance(typed, InvalidRequestError):
                     raise typed from error

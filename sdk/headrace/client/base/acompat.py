@@ -1,8 +1,7 @@
 """Differences between an asyncio module and the blocking one that `tools/async_to_sync.py` generates from it."""
 
-import asyncio
 from collections.abc import Awaitable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -10,8 +9,12 @@ Result = TypeVar("Result")
 ASYNC = True
 """Code under `if ASYNC and ...:` is omitted from the blocking module; `if not ASYNC:` is for that module only."""
 
-time_limit_async = asyncio.timeout
-"""Context manager that is cancelled after some seconds."""
+
+def time_limit_async(seconds: float) -> AbstractAsyncContextManager[Any]:
+    """Limit the time of an asyncio block. The blocking modules import this one, and no asyncio."""
+    import asyncio
+
+    return asyncio.timeout(seconds)
 
 
 def time_limit(seconds: float) -> AbstractContextManager[None]:
@@ -21,6 +24,8 @@ def time_limit(seconds: float) -> AbstractContextManager[None]:
 
 async def result_async(future: Awaitable[Any], seconds: float | None) -> Any:
     """Return the result of a future; raise `TimeoutError` after `seconds`, unless they are `None`."""
+    import asyncio
+
     async with asyncio.timeout(seconds):
         return await future
 
@@ -32,4 +37,6 @@ def result(future: Any, seconds: float | None) -> Any:
 
 async def ashielded(work: Coroutine[Any, Any, Result]) -> Result:
     """Await `work`, which a cancellation of the caller does not end. The blocking module calls `work` directly."""
+    import asyncio
+
     return await asyncio.shield(asyncio.ensure_future(work))

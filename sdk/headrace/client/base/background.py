@@ -13,8 +13,6 @@ from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import grpc
-
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import BeginCall, Call, Changes, Operation, Pause, StartCall
 from headrace.client.base.request_ids import outside_operations
@@ -109,7 +107,7 @@ class _Task:
         self.turn = 0
         self.deadline: float | None = None
         self.signal: _LoopSignal | None = None
-        self.call: grpc.Future[Any] | None = None
+        self.call: Any = None
 
     def cancel(self) -> None:
         with self._loop.lock:
@@ -271,7 +269,7 @@ class BackgroundLoop:
         else:
             future.add_done_callback(partial(self._answered, task, turn))
 
-    def _answered(self, task: _Task, turn: int, future: "grpc.Future[Any]") -> None:
+    def _answered(self, task: _Task, turn: int, future: Any) -> None:
         """Process the end of a call, on gRPC's thread."""
         outcome, failure = None, None
         try:

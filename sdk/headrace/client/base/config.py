@@ -10,7 +10,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 from headrace.client.base.config_text import nearest
 from headrace.client.base.credentials import CREDENTIALS, TokenProvider, check_credentials
@@ -36,6 +36,10 @@ ASSIGNORS = ("uniform", "range", "rack-aware")
 RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
 """Called on the thread that reads. Asyncio consumers await the result if it is awaitable."""
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+DIRECTORY_PREFIX = "dir:"
+"""What bootstrap_servers begins with if it names a directory."""
+DIRECTORY_ADDRESS = "directory:1"
+"""Address of the only server of a directory in metadata; no connection is made to it."""
 MAX_MESSAGE_BYTES = 32 * MiB
 """Maximum size of one message that the SDK sends or receives."""
 
@@ -61,6 +65,11 @@ def _setting(
     return dataclasses.field(default=default, repr=not secret, metadata=rule)
 
 
+def is_directory(bootstrap_servers: str | tuple[str, ...]) -> TypeGuard[str]:
+    """Return whether bootstrap servers are a directory in place of a cluster."""
+    return isinstance(bootstrap_servers, str) and bootstrap_servers.startswith(DIRECTORY_PREFIX)
+
+
 _CODECS_OF = "`bytes`, `str`, `json`, a callable, or a codec of `headrace.schemas` for "
 
 
@@ -70,7 +79,8 @@ class ClientConfig:
 
     bootstrap_servers: str | tuple[str, ...] = _setting(
         "localhost:7170",
-        "Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas.",
+        "Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas. `dir:PATH` is a "
+        "directory that this process opens itself, in place of a cluster; see `headrace.open`.",
         in_environment=True,
     )
     client_id: str = _setting("headrace-python", "Name of this client in the servers' logs.")
@@ -132,9 +142,17 @@ class ClientConfig:
     )
 
     @property
+    def directory(self) -> str:
+        """Path of a directory in place of a cluster; empty for a cluster."""
+        given = self.bootstrap_servers
+        return given.removeprefix(DIRECTORY_PREFIX) if is_directory(given) else ""
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """Distinct bootstrap addresses, in the order given."""
         given = self.bootstrap_servers
+        if self.directory:
+            return (DIRECTORY_ADDRESS,)
         parts = given.split(",") if isinstance(given, str) else given
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
@@ -144,6 +162,8 @@ class ClientConfig:
         Raises:
             ConfigError: If one is violated.
         """
+        if is_directory(self.bootstrap_servers) and not self.directory:
+            raise ConfigError("bootstrap_servers names no directory", action="Use dir:PATH.")
         if not self.addresses:
             raise ConfigError("bootstrap_servers names no address", action="Use host:port.")
         for address in self.addresses:

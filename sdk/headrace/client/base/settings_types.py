@@ -13,7 +13,8 @@ class ClientSettings(TypedDict, total=False):
     """Settings that all clients share."""
 
     bootstrap_servers: str | list[str] | tuple[str, ...]
-    """Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas."""
+    """Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas. `dir:PATH` is a
+    directory that this process opens itself, in place of a cluster; see `headrace.open`."""
 
     client_id: str
     """Name of this client in the servers' logs."""

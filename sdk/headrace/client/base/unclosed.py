@@ -5,7 +5,6 @@ thread may hold a lock of the client. Therefore nothing here takes one of these 
 or in a task of the client's event loop.
 """
 
-import asyncio
 import atexit
 import contextlib
 import logging
@@ -14,9 +13,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.wire.errors import HeadraceError
+
+if TYPE_CHECKING:
+    import asyncio
 
 ATEXIT_TIMEOUT_S = 5.0
 
@@ -41,7 +43,7 @@ def close_in_thread(client: object, close: Callable[[], object]) -> None:
 
 
 def close_in_loop(
-    client: object, loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, object]]
+    client: object, loop: "asyncio.AbstractEventLoop", close: Callable[[], Coroutine[Any, Any, object]]
 ) -> None:
     """Warn, and await `close` in a task of `loop`. A closed loop has already ended the client's tasks."""
     with contextlib.suppress(RuntimeError):
@@ -66,6 +68,8 @@ async def _aclose(close: Callable[[], Coroutine[Any, Any, object]]) -> None:
 
 
 def _start_task(close: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    import asyncio
+
     task = asyncio.ensure_future(_aclose(close))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)

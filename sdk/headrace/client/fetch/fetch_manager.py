@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
-import grpc
-
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.rpc import by_name
 from headrace.client.base.background import Background, WaitSignal
@@ -36,7 +34,7 @@ from headrace.client.fetch.position_commits import Iterated, commit_positions
 from headrace.client.fetch.subscription_state import SubscriptionState
 from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
 from headrace.v1 import broker_pb2, cluster_pb2
-from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError
+from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError, rpc_failures
 from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.consumer")
@@ -389,4 +387,4 @@ class FetchManager:
 
 def _error_of(failure: Exception) -> HeadraceError:
     """Return the error of a call that has failed."""
-    return error_of_call(failure) if isinstance(failure, grpc.RpcError) else InternalError(repr(failure))
+    return error_of_call(failure) if isinstance(failure, rpc_failures()) else InternalError(repr(failure))

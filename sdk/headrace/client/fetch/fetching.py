@@ -12,7 +12,7 @@ from headrace.client.base.config import FetchConfig
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letter_producer import DeadLetterProducer
 from headrace.client.fetch.fetch_manager import FetchManager
-from headrace.client.net.connection import Connections
+from headrace.client.net.transport import open_connections
 
 STOP_TIMEOUT_S = 5.0
 
@@ -22,7 +22,7 @@ class Fetcher:
 
     def __init__(self, config: FetchConfig, what: str, auto_offset_reset: str) -> None:
         """See `FetchManager`. Connects when first used."""
-        self._connections = Connections(what, config)
+        self._connections = open_connections(what, config)
         self._dead_letters = DeadLetterProducer(config)
         self._background = BackgroundLoop(f"headrace-{what.lower()}", self.run_step)
         self.manager = FetchManager(config, what, self._background, auto_offset_reset)

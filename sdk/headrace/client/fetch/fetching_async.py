@@ -12,7 +12,7 @@ from headrace.client.base.config import FetchConfig
 from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letter_producer_async import AsyncDeadLetterProducer
 from headrace.client.fetch.fetch_manager import FetchManager
-from headrace.client.net.connection_async import AsyncConnections
+from headrace.client.net.transport import open_connections_async
 
 STOP_TIMEOUT_S = 5.0
 
@@ -22,7 +22,7 @@ class AsyncFetcher:
 
     def __init__(self, config: FetchConfig, what: str, auto_offset_reset: str) -> None:
         """See `FetchManager`. Connects when first used."""
-        self._connections = AsyncConnections(what, config)
+        self._connections = open_connections_async(what, config)
         self._dead_letters = AsyncDeadLetterProducer(config)
         self._background = AsyncBackgroundLoop(f"headrace-{what.lower()}", self.arun_step)
         self.manager = FetchManager(config, what, self._background, auto_offset_reset)

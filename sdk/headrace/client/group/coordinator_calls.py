@@ -6,8 +6,6 @@ All members of a group prefer the same coordinator (`group_routing`) and call an
 import time
 from typing import Any
 
-import grpc
-
 from headrace.client.base.background import LongPollCall, Signal
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ClosedError, NoBrokersAvailableError
@@ -16,7 +14,7 @@ from headrace.client.base.retry import Backoff
 from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
 from headrace.client.net.group_routing import coordinators_for
 from headrace.v1 import cluster_pb2
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import HeadraceError, rpc_failures
 
 TRY_TIMEOUT_S = 3.0
 """Timeout of one try, which another coordinator can repeat: a coordinator on a dead machine never responds."""
@@ -61,7 +59,7 @@ class CoordinatorSelector:
         call = Call(self._ranked[self._turn % len(self._ranked)], "groups", method, request, timeout)
         try:
             return (yield call if until is None else LongPollCall(call, until))
-        except grpc.RpcError as error:
+        except rpc_failures() as error:
             raise error_of_call(error) from error
 
     def ask_until(self, method: str, request: Any, seconds: float, backoff: Backoff) -> Operation[Any]:

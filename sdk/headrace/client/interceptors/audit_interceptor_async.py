@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.client.base.acompat import result_async, time_limit_async
 from headrace.client.base.config import ProducerConfig
-from headrace.client.base.worker import AsyncWorker
+from headrace.client.base.worker_async import AsyncWorker
 from headrace.client.interceptors.audit import (
     BETWEEN_CLAIMS_S,
     CLOSE_TIMEOUT_S,

@@ -12,9 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
-
-import grpc
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import NoBrokersAvailableError
@@ -28,10 +26,14 @@ from headrace.wire.errors import (
     MetastoreUnavailableError,
     Outcome,
     from_rpc_error,
+    rpc_failures,
     to_detail,
 )
 from headrace.wire.handshakes import Explanation, explain_handshake
 from headrace.wire.releases import CAPABILITIES, CLIENT_NEEDS, RELEASE, check_peer
+
+if TYPE_CHECKING:
+    import grpc
 
 log = logging.getLogger("headrace.client")
 
@@ -196,7 +198,7 @@ class BootstrapClient:
         for kind in kinds:
             try:
                 answer = yield Call(address, kind, "GetMetadata", request, timeout)
-            except grpc.RpcError as error:
+            except rpc_failures() as error:
                 if _is_no_such_service(error) and kind != kinds[-1]:
                     continue
                 raise
@@ -233,7 +235,7 @@ class BootstrapClient:
             except _OlderAnswerError as error:
                 causes[address] = str(error)
                 continue
-            except grpc.RpcError as error:
+            except rpc_failures() as error:
                 typed = from_rpc_error(error)
                 if not _try_elsewhere(typed, error, repeatable):
                     raise typed from error
@@ -253,7 +255,7 @@ class BootstrapClient:
             retriable=bool(self._preferred) or not hopeless,
         )
 
-    def _explain(self, address: str, error: grpc.RpcError) -> Explanation | None:
+    def _explain(self, address: str, error: "grpc.RpcError") -> Explanation | None:
         config = self._config
         if _is_no_such_service(error) and address not in self._kinds:
             return _NOT_HEADRACE
@@ -275,13 +277,13 @@ def own_handshake() -> handshake_pb2.Handshake:
     return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
 
 
-def _is_no_such_service(error: grpc.RpcError) -> bool:
+def _is_no_such_service(error: "grpc.RpcError") -> bool:
     """Return whether the server lacks the service; one that has it and refuses this release sends a typed error."""
-    is_unimplemented = status_of(error)[0] == grpc.StatusCode.UNIMPLEMENTED
+    is_unimplemented = status_of(error)[0] == "UNIMPLEMENTED"
     return is_unimplemented and from_rpc_error(error).outcome != Outcome.NOT_APPLIED
 
 
-def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool) -> bool:
+def _try_elsewhere(typed: HeadraceError, error: "grpc.RpcError", repeatable: bool) -> bool:
     """Return whether another server may be tried after this one did not respond.
 
     A connection that was never made has had no effect. A lost response may have had one.
@@ -289,21 +291,21 @@ def _try_elsewhere(typed: HeadraceError, error: grpc.RpcError, repeatable: bool)
     if typed.outcome == Outcome.NOT_APPLIED:
         return typed.retriable
     status, details = status_of(error)
-    if status == grpc.StatusCode.UNIMPLEMENTED:
+    if status == "UNIMPLEMENTED":
         return True
-    if status not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
+    if status not in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
         return False
     return repeatable or never_connected(details)
 
 
-def status_of(error: BaseException) -> tuple[grpc.StatusCode | None, str]:
-    """Return the gRPC status and the details of a failed call, blocking or asyncio."""
+def status_of(error: BaseException) -> tuple[str, str]:
+    """Return the name of the gRPC status and the details of a failed call, blocking or asyncio; or empty ones."""
     code: Any = getattr(error, "code", None)
     details: Any = getattr(error, "details", None)
-    return (code() if callable(code) else None), ((details() if callable(details) else "") or "")
+    return (code().name if callable(code) else ""), ((details() if callable(details) else "") or "")
 
 
-def error_of_call(error: grpc.RpcError) -> HeadraceError:
+def error_of_call(error: "grpc.RpcError") -> HeadraceError:
     """Return the typed error of a call to a partition's leader; not raised.
 
     A call that was never sent was not applied. A call that the server cancelled, for example on shutdown, may be
@@ -313,7 +315,7 @@ def error_of_call(error: grpc.RpcError) -> HeadraceError:
     status, details = status_of(error)
     if never_connected(details):
         typed.outcome = Outcome.NOT_APPLIED
-    if status == grpc.StatusCode.CANCELLED:
+    if status == "CANCELLED":
         typed.retriable = True
     return typed
 
@@ -323,6 +325,6 @@ def never_connected(details: str) -> bool:
     return "failed to connect" in details.lower() or "name resolution" in details.lower()
 
 
-def _cause(error: grpc.RpcError, typed: HeadraceError) -> str:
+def _cause(error: "grpc.RpcError", typed: HeadraceError) -> str:
     status, details = status_of(error)
-    return str(typed) if typed.outcome == Outcome.NOT_APPLIED or status is None else f"{status.name}: {details}"
+    return str(typed) if typed.outcome == Outcome.NOT_APPLIED or not status else f"{status}: {details}"

@@ -28,7 +28,6 @@ from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
 from headrace.client.net.sessions import (
-    AuthorizedStart,
     AwaitToken,
     Ended,
     Sessions,
@@ -217,7 +216,7 @@ class Connections:
                     self._begin(call, "", step.ended)
                 else:
                     attempt = partial(self._begin, call)
-                    AuthorizedStart(self.sessions, call.address, call.timeout, attempt, step.ended).start()
+                    self.sessions.begin(call.address, call.timeout, attempt, step.ended)
                 return None
             case Pause():
                 time.sleep(step.seconds)
@@ -311,7 +310,7 @@ class Connections:
             future.begun(started)
             started.add_done_callback(partial(_future_ended, ended))
 
-        AuthorizedStart(self.sessions, call.address, call.timeout, attempt, future.ended).start()
+        self.sessions.begin(call.address, call.timeout, attempt, future.ended)
         return future
 
     def _spawn(self, exchange: Operation[None]) -> None:

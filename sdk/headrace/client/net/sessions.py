@@ -87,11 +87,11 @@ Attempt: TypeAlias = Callable[[str, Ended], None]
 class UnsentCallError(grpc.RpcError):
     """Failure of an exchange, as the failure of a call that waited for it and was not sent."""
 
-    def __init__(self, typed: HeadraceError, status: grpc.StatusCode | None, details: str) -> None:
-        """`typed` has the outcome NOT_APPLIED; `from_rpc_error` returns it."""
+    def __init__(self, typed: HeadraceError, status: str, details: str) -> None:
+        """`typed` has the outcome NOT_APPLIED; `from_rpc_error` returns it. `status` is empty if it has none."""
         super().__init__(str(typed))
         self.typed = typed
-        self._status = grpc.StatusCode.UNKNOWN if status is None else status
+        self._status = grpc.StatusCode[status or "UNKNOWN"]
         self._details = details
 
     def code(self) -> grpc.StatusCode:
@@ -103,7 +103,7 @@ class UnsentCallError(grpc.RpcError):
         return self._details
 
     def __copy__(self) -> "UnsentCallError":
-        return UnsentCallError(copy(self.typed), self._status, self._details)
+        return UnsentCallError(copy(self.typed), self._status.name, self._details)
 
 
 class TokenCall(NamedTuple):
@@ -153,6 +153,10 @@ class Sessions:
         self._checked: set[str] = set()
         """Addresses to which a token may be sent."""
         self._random = random.Random()
+
+    def begin(self, address: str, timeout: float, attempt: Attempt, ended: Ended) -> None:
+        """Start a call with the session's token; see `AuthorizedStart`."""
+        AuthorizedStart(self, address, timeout, attempt, ended).start()
 
     def current(self, address: str) -> Token | None:
         """Return the token for a call to `address`; `None` means that the call must `wait` for it.
@@ -335,7 +339,7 @@ class Sessions:
 
     def _error_of(self, address: str, error: grpc.RpcError) -> HeadraceError:
         typed = error_of_call(error)
-        if status_of(error)[0] is grpc.StatusCode.UNIMPLEMENTED and typed.outcome != Outcome.NOT_APPLIED:
+        if status_of(error)[0] == "UNIMPLEMENTED" and typed.outcome != Outcome.NOT_APPLIED:
             typed = UnsupportedVersionError(
                 f"{address} opens no sessions: it is of an older release, or no server of headrace",
                 retriable=True,
@@ -439,7 +443,7 @@ def is_refusal(error: BaseException) -> bool:
     """Return whether a server did not accept the token of a call, which then had no effect."""
     if isinstance(error, HeadraceError):
         return error.code == ErrorCode.UNAUTHENTICATED and error.outcome == Outcome.NOT_APPLIED
-    return not isinstance(error, UnsentCallError) and status_of(error)[0] is grpc.StatusCode.UNAUTHENTICATED
+    return not isinstance(error, UnsentCallError) and status_of(error)[0] == "UNAUTHENTICATED"
 
 
 def is_final(token: Token, refused_at: float | None) -> bool:
@@ -458,4 +462,4 @@ def not_open_in_time(address: str) -> UnsentCallError:
         retriable=True,
         action="Try again or elsewhere.",
     )
-    return UnsentCallError(typed, grpc.StatusCode.DEADLINE_EXCEEDED, typed.message)
+    return UnsentCallError(typed, "DEADLINE_EXCEEDED", typed.message)

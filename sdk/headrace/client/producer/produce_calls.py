@@ -3,14 +3,14 @@
 Shared by the blocking and the asyncio I/O layer, which make the gRPC calls.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.client.base.config import ProducerConfig
-from headrace.client.net.native_calls import NotConnectedError, parse_answer
-from headrace.client.net.native_ports import NativeCaller
-from headrace.client.net.sessions import AuthorizedStart, Ended, Sessions
+from headrace.client.net.native_calls import Done, MakeRequest, NotConnectedError, parse_answer
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_rpc import (
     GRACE_MS,
@@ -23,12 +23,28 @@ from headrace.client.producer.sender import Landed
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 
+if TYPE_CHECKING:
+    from headrace.client.net.sessions import Ended, Sessions
+
 
 class Cancellable(Protocol):
     """Call that can be cancelled."""
 
     def cancel(self) -> Any:
         """Cancel the call; does nothing if it has ended."""
+
+
+class ProduceTransport(Protocol):
+    """Transport that is preferred to gRPC: native connections, or a directory of this process."""
+
+    @property
+    def ports(self) -> Any:
+        """Tells by `may_fall_back` whether a call that could not be sent may use gRPC."""
+
+    def begin(
+        self, address: str, make_request: MakeRequest, done: Done, session: str = ""
+    ) -> Callable[[], None] | None:
+        """See `NativeCaller`."""
 
 
 class _Flying:
@@ -62,7 +78,7 @@ class ProduceCalls:
     def __init__(
         self,
         config: ProducerConfig,
-        native: NativeCaller,
+        native: ProduceTransport,
         sessions: Sessions | None,
         start_grpc: Callable[[Request, str, Ended], Cancellable],
     ) -> None:
@@ -92,7 +108,7 @@ class ProduceCalls:
                 attempt("", ended)
             else:
                 timeout = (request.timeout_ms + GRACE_MS) / 1000
-                AuthorizedStart(self._sessions, request.address, timeout, attempt, ended).start()
+                self._sessions.begin(request.address, timeout, attempt, ended)
         except BaseException:
             self._calls.pop(request, None)
             raise

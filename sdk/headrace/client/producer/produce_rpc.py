@@ -2,15 +2,13 @@
 
 import logging
 
-import grpc
-
 from headrace.client.base.config import ProducerConfig
 from headrace.client.net.bootstrap_client import error_of_call
 from headrace.client.net.native_calls import NativeRequest
 from headrace.client.producer.partition_queue import PartitionResponse, Request, RequestPart
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.attachments import attach_batches
-from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, from_detail
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, TimedOutError, from_detail, rpc_failures
 from headrace.wire.frames import Frame, MethodCode
 from headrace.wire.ids import TopicPartition
 from headrace.wire.zero_copy import BufferVector, produce_request_bytes
@@ -97,9 +95,9 @@ def answers_of(
 
 def error_of(error: BaseException) -> HeadraceError:
     """Return the typed error of a Produce call that failed or was cancelled by its producer."""
-    if isinstance(error, grpc.RpcError):
+    if isinstance(error, rpc_failures()):
         return error_of_call(error)
-    if isinstance(error, grpc.FutureCancelledError | HeadraceError):
+    if isinstance(error, HeadraceError) or type(error).__name__ == "FutureCancelledError":
         return cancelled_call()
     _log.error("a response could not be processed", exc_info=error)
     return InternalError(repr(error), outcome=Outcome.UNKNOWN)

@@ -5,21 +5,23 @@ The end of a call is processed on gRPC's thread, which starts the next call.
 
 import threading
 from functools import partial
-from typing import Any, cast
-
-import grpc
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.client.base.background import BackgroundLoop
 from headrace.client.base.config import ProducerConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Pause
 from headrace.client.base.request_ids import metadata_of
-from headrace.client.net.connection import Connections
-from headrace.client.net.sessions import Ended
+from headrace.client.net.transport import open_connections
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_calls import ProduceCalls
 from headrace.client.producer.produce_rpc import GRACE_MS, error_of, grpc_produce_request
 from headrace.client.producer.sender import Landed
+
+if TYPE_CHECKING:
+    import grpc
+
+    from headrace.client.net.sessions import Ended
 
 CLOSE_TIMEOUT_S = 1.0
 """Time limit of `close` for the background thread, which never blocks long."""
@@ -30,7 +32,7 @@ class BlockingProducerIO:
 
     def __init__(self, config: ProducerConfig) -> None:
         self._config = config
-        self.connections = Connections("Producer", config)
+        self.connections = open_connections("Producer", config)
         self.background = BackgroundLoop("headrace-producer", self.connections.run_step)
         self.calls = ProduceCalls(config, self.connections.native, self.connections.sessions, self._start_grpc)
         """Calls in flight."""
@@ -44,7 +46,7 @@ class BlockingProducerIO:
         """See `ProducerIO`."""
         self.calls.start(request, landed)
 
-    def _start_grpc(self, request: Request, token: str, ended: Ended) -> "grpc.Future[Any]":
+    def _start_grpc(self, request: Request, token: str, ended: "Ended") -> "grpc.Future[Any]":
         try:
             call = self.connections.endpoint(request.address).produce.future(
                 grpc_produce_request(request, self._config),
@@ -74,7 +76,7 @@ class BlockingProducerIO:
         self.connections.close()
 
 
-def _ended(ended: Ended, call: "grpc.Future[Any]") -> None:
+def _ended(ended: "Ended", call: "grpc.Future[Any]") -> None:
     try:
         response = call.result()
     except Exception as error:

@@ -3,20 +3,20 @@
 import asyncio
 import threading
 from functools import partial
-from typing import Any
-
-import grpc
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.background_async import AsyncBackgroundLoop
 from headrace.client.base.config import ProducerConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.request_ids import metadata_of
-from headrace.client.net.connection_async import AsyncConnections
-from headrace.client.net.sessions import Ended
+from headrace.client.net.transport import open_connections_async
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_calls import ProduceCalls
-from headrace.client.producer.produce_rpc import GRACE_MS, error_of, grpc_produce_request
+from headrace.client.producer.produce_rpc import GRACE_MS, cancelled_call, error_of, grpc_produce_request
 from headrace.client.producer.sender import Landed
+
+if TYPE_CHECKING:
+    from headrace.client.net.sessions import Ended
 
 CLOSE_TIMEOUT_S = 1.0
 
@@ -27,7 +27,7 @@ class AsyncProducerIO:
     def __init__(self, config: ProducerConfig) -> None:
         self.loop = asyncio.get_running_loop()
         self._config = config
-        self.connections = AsyncConnections("Producer", config)
+        self.connections = open_connections_async("Producer", config)
         self.run_step = self.connections.run_step
         self.background = AsyncBackgroundLoop("headrace-producer", self.run_step)
         self.calls = ProduceCalls(config, self.connections.native, self.connections.sessions, self._start_grpc)
@@ -41,7 +41,9 @@ class AsyncProducerIO:
         """See `ProducerIO`."""
         self.calls.start(request, landed)
 
-    def _start_grpc(self, request: Request, token: str, ended: Ended) -> "asyncio.Task[Any]":
+    def _start_grpc(self, request: Request, token: str, ended: "Ended") -> "asyncio.Task[Any]":
+        import grpc
+
         try:
             call = self.connections.endpoint(request.address).produce(
                 grpc_produce_request(request, self._config),
@@ -65,9 +67,11 @@ class AsyncProducerIO:
         await self.connections.close()
 
 
-def _ended(ended: Ended, task: "asyncio.Task[Any]") -> None:
-    error = grpc.FutureCancelledError() if task.cancelled() else task.exception()
-    if error is not None:
+def _ended(ended: "Ended", task: "asyncio.Task[Any]") -> None:
+    error = None if task.cancelled() else task.exception()
+    if task.cancelled():
+        ended(None, cancelled_call())
+    elif error is not None:
         ended(None, error_of(error))
     else:
         ended(task.result(), None)

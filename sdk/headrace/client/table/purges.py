@@ -4,14 +4,12 @@ import random
 import time
 from typing import NamedTuple
 
-import grpc
-
 from headrace.client.base.config import TableConfig
 from headrace.client.base.operations import Call, Operation, Pause
 from headrace.client.base.retry import Backoff
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import cluster_pb2, tables_pb2, topics_pb2
-from headrace.wire.errors import HeadraceError, LeaderNotAvailableError, from_rpc_error
+from headrace.wire.errors import HeadraceError, LeaderNotAvailableError, from_rpc_error, rpc_failures
 
 PURGE_S = 600.0
 """Time for one replica."""
@@ -115,7 +113,7 @@ class PurgeOperations:
             request.prefix = wanted.prefix
         try:
             response: tables_pb2.PurgeRowsResponse = yield Call(place.address, "tables", "PurgeRows", request, seconds)
-        except grpc.RpcError as error:
+        except rpc_failures() as error:
             raise from_rpc_error(error) from error
         return response
 

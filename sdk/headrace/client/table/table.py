@@ -23,7 +23,7 @@ from headrace.client.base.settings_types import TableSettings
 from headrace.client.base.side_by_side import SideBySide
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
-from headrace.client.net.connection import Connections
+from headrace.client.net.transport import open_connections
 from headrace.client.producer.producer import Producer
 from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.row_writes import (
@@ -79,7 +79,7 @@ class Table:
         """
         self._name = name
         self._config = config = build(TableConfig, settings)
-        self._connections = Connections("Table", config)
+        self._connections = open_connections("Table", config)
         self._operations = TableOperations(name, config, BootstrapClient(config))
         self._purges = PurgeOperations(name, config, BootstrapClient(config))
         self._producer_lock = threading.Lock()

@@ -22,7 +22,7 @@ from headrace.client.base.settings_types import TableSettings
 from headrace.client.base.side_by_side_async import AsyncSideBySide
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
-from headrace.client.net.connection_async import AsyncConnections
+from headrace.client.net.transport import open_connections_async
 from headrace.client.producer.producer_async import Producer
 from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.row_writes import (
@@ -78,7 +78,7 @@ class AsyncTable:
         """
         self._name = name
         self._config = config = build(TableConfig, settings)
-        self._connections = AsyncConnections("Table", config)
+        self._connections = open_connections_async("Table", config)
         self._operations = TableOperations(name, config, BootstrapClient(config))
         self._purges = PurgeOperations(name, config, BootstrapClient(config))
         self._producer_lock = threading.Lock()

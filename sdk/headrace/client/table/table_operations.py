@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import grpc
-
 from headrace.client.admin.rpc import config_values
 from headrace.client.base.config import TableConfig
 from headrace.client.base.errors import ConfigError
@@ -34,6 +32,7 @@ from headrace.wire.errors import (
     UnknownPartitionError,
     UnknownProducerError,
     from_rpc_error,
+    rpc_failures,
 )
 from headrace.wire.ids import TopicPartition
 from headrace.wire.table_keys import ABSENT
@@ -359,7 +358,7 @@ class TableOperations:
                 self._address(request, topic_id, left)
                 try:
                     return (yield Call(address, "tables", method, request, min(left, _TRY_S)))
-                except grpc.RpcError as error:
+                except rpc_failures() as error:
                     raise from_rpc_error(error) from error
             except HeadraceError as error:
                 in_doubt = in_doubt or (error.outcome == Outcome.UNKNOWN and method == "WriteRow")

@@ -14,6 +14,7 @@ from headrace.wire.errors.rpc import (
     STATUS_DETAILS_KEY,
     from_detail,
     from_rpc_error,
+    rpc_failures,
     to_detail,
     to_status_bytes,
 )

@@ -5,8 +5,9 @@ protobuf and grpc are imported when a function is called, so that code below the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.wire.errors.base import ERRORS, ErrorCode, HeadraceError, LeaderHint, Outcome
 from headrace.wire.errors.catalogue import BatchTooLargeError, TransportError
@@ -100,6 +101,16 @@ def to_status_bytes(error: HeadraceError) -> bytes:
     status = errors_pb2.Status(code=number, message=str(error))
     status.details.add().Pack(to_detail(error))
     return status.SerializeToString()
+
+
+class _NoCallError(Exception):
+    """Raised by nothing."""
+
+
+def rpc_failures() -> type[grpc.RpcError]:
+    """Return `grpc.RpcError` for an `except` clause, without importing grpc: without it, no call over gRPC can fail."""
+    found: Any = sys.modules.get("grpc")
+    return cast("type[grpc.RpcError]", _NoCallError) if found is None else found.RpcError
 
 
 def from_rpc_error(error: grpc.RpcError) -> HeadraceError:

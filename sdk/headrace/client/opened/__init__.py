@@ -1,0 +1,1 @@
+"""`headrace.open`: a directory in place of a cluster."""

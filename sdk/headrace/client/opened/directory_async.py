@@ -1,0 +1,90 @@
+"""`headrace.aio.open`: as `headrace.open`, with the asyncio classes. One event loop."""
+
+import asyncio
+import os
+from types import TracebackType
+from typing import Any, Unpack
+
+from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.base.settings_types import ConsumerSettings, ProducerSettings, TableSettings
+from headrace.client.consumer.consumer_async import AsyncConsumer
+from headrace.client.consumer.reader_async import AsyncReader
+from headrace.client.opened.directory import Directory
+from headrace.client.producer.producer_async import Producer
+from headrace.client.table.table_async import AsyncTable
+
+
+class AsyncDirectory:
+    """Open directory, as `headrace.Directory`."""
+
+    def __init__(self, directory: Directory) -> None:
+        """Call `open`."""
+        self._directory = directory
+        self._admin: AsyncAdmin | None = None
+
+    @property
+    def path(self) -> str:
+        """Absolute path."""
+        return self._directory.path
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients that are made elsewhere in this process take as `bootstrap_servers`."""
+        return self._directory.bootstrap_servers
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether this process only reads it."""
+        return self._directory.is_read_only
+
+    @property
+    def admin(self) -> AsyncAdmin:
+        """Client for topics, groups and offsets; closed with the directory."""
+        if self._admin is None:
+            self._admin = AsyncAdmin(**self._directory._settings({}))
+        return self._admin
+
+    def topics(self) -> list[str]:
+        """Return the names of the topics, sorted."""
+        return self._directory.topics()
+
+    def producer(self, **settings: Unpack[ProducerSettings]) -> Producer:
+        """Return a new producer."""
+        return Producer(**self._directory._settings(settings))
+
+    def consumer(self, *topics: str, **settings: Unpack[ConsumerSettings]) -> AsyncConsumer:
+        """Return a new consumer."""
+        return AsyncConsumer(*topics, **self._directory._settings(settings))
+
+    def reader(self, topic: str, **arguments: Any) -> AsyncReader:
+        """Return a new reader."""
+        return AsyncReader(topic, **self._directory._settings(arguments))
+
+    def table(self, name: str, **settings: Unpack[TableSettings]) -> AsyncTable:
+        """Return a new client of a table."""
+        return AsyncTable(name, **self._directory._settings(settings))
+
+    async def close(self) -> None:
+        """Close the directory once its other clients are closed; raises as the blocking class."""
+        if self._admin is not None:
+            await self._admin.close()
+        await asyncio.to_thread(self._directory.close)
+
+    async def __aenter__(self) -> "AsyncDirectory":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._directory)[1:]}"
+
+
+async def open(path: str | os.PathLike[str], *, read_only: bool = False) -> AsyncDirectory:
+    """Open a directory with topics, as `headrace.open`."""
+    return AsyncDirectory(await asyncio.to_thread(Directory, path, read_only=read_only))

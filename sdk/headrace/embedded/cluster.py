@@ -1,0 +1,238 @@
+"""Topics and metadata of a directory: what `ClusterService` answers. There is one broker, which is the directory."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from headrace.embedded.catalogue import DirectoryTopic
+from headrace.embedded.opened import BROKER_ID, OpenDirectory
+from headrace.partition.topic_configs import (
+    TopicConfig,
+    alter_topic_configs,
+    describe_topic_config,
+    normalise_topic_configs,
+)
+from headrace.v1 import cluster_pb2, handshake_pb2, topics_pb2
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidPartitionsError,
+    InvalidRequestError,
+    TopicAlreadyExistsError,
+    to_detail,
+)
+from headrace.wire.releases import CAPABILITIES, RELEASE
+from headrace.wire.topic_names import check_new_topic_name
+
+ADDRESS = "directory:1"
+"""Address of the only server in metadata; no connection is made to it."""
+MAX_PARTITIONS = 10_000
+
+
+class TopicSource(Protocol):
+    """Topics of a directory that this process or another one writes to."""
+
+    @property
+    def identity(self) -> str:
+        """Identity of the directory."""
+
+    @property
+    def revision(self) -> int:
+        """Number of the last change."""
+
+    @property
+    def path(self) -> str:
+        """Path of the directory."""
+
+    def by_name(self) -> Mapping[str, DirectoryTopic]:
+        """Return all topics."""
+
+    def topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
+        """Return a topic; raises UnknownTopicError, UnknownTopicIdError."""
+
+    def epoch_of(self, topic: DirectoryTopic, number: int) -> int:
+        """Return the leader epoch of a partition."""
+
+    def writer(self) -> OpenDirectory:
+        """Return the directory; raises DirectoryInUseError if another process writes to it."""
+
+
+class DirectoryCluster:
+    """Handlers of one directory. Thread-safe."""
+
+    def __init__(self, source: TopicSource) -> None:
+        self._source = source
+
+    def metadata(self, request: cluster_pb2.GetMetadataRequest) -> cluster_pb2.GetMetadataResponse:
+        """Answer a GetMetadata."""
+        source = self._source
+        response = cluster_pb2.GetMetadataResponse(
+            cluster_id=source.identity,
+            generation=1,
+            revision=source.revision,
+            brokers=[self._broker()],
+            coordinators=[ADDRESS],
+            max_batch_bytes=TopicConfig().max_batch_bytes,
+            answered_by=f"directory {source.path}",
+            handshake=handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES),
+        )
+        if request.brokers_only:
+            return response
+        if not request.topics:
+            topics = source.by_name()
+            response.topics.extend(self._describe(topics[name]) for name in sorted(topics))
+        for reference in request.topics:
+            try:
+                response.topics.append(self._describe(source.topic(reference)))
+            except HeadraceError as error:
+                response.topics.add(name=reference.name, topic_id=reference.topic_id, error=to_detail(error))
+        return response
+
+    def _broker(self) -> cluster_pb2.BrokerMetadata:
+        return cluster_pb2.BrokerMetadata(broker_id=BROKER_ID, address=ADDRESS, native_address=ADDRESS, version=RELEASE)
+
+    def _describe(self, topic: DirectoryTopic) -> cluster_pb2.TopicMetadata:
+        return cluster_pb2.TopicMetadata(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            max_batch_bytes=topic.config.max_batch_bytes,
+            columns=topic.config.columns,
+            partitions=[
+                cluster_pb2.PartitionMetadata(
+                    partition=number,
+                    leader_id=BROKER_ID,
+                    leader_epoch=self._source.epoch_of(topic, number),
+                    replicas=[BROKER_ID],
+                    in_sync_replicas=[BROKER_ID],
+                    eligible_leaders=[BROKER_ID],
+                    min_insync_replicas=1,
+                )
+                for number in range(topic.partitions)
+            ],
+        )
+
+    def describe_cluster(self, request: cluster_pb2.DescribeClusterRequest) -> cluster_pb2.DescribeClusterResponse:
+        """Answer a DescribeCluster."""
+        topics = self._source.by_name()
+        return cluster_pb2.DescribeClusterResponse(
+            cluster_id=self._source.identity,
+            generation=1,
+            format_version=1,
+            brokers=[self._broker()],
+            topics=len(topics),
+            partitions=sum(topic.partitions for topic in topics.values()),
+            revision=self._source.revision,
+        )
+
+    def create(self, request: cluster_pb2.CreateTopicsRequest) -> cluster_pb2.CreateTopicsResponse:
+        """Answer a CreateTopics."""
+        response, directory = cluster_pb2.CreateTopicsResponse(), self._source.writer()
+        for new in request.topics:
+            answer = response.topics.add(name=new.name[:1_000])
+            try:
+                topic = _checked(new)
+                if new.name in self._source.by_name():
+                    raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
+                if not request.validate_only:
+                    directory.create(topic)
+                    answer.topic_id = topic.topic_id
+                answer.partitions, answer.replication_factor = topic.partitions, 1
+                if new.replication_factor > 1:
+                    answer.warnings.append(f"a directory keeps one copy, not {new.replication_factor}")
+            except HeadraceError as error:
+                answer.error.CopyFrom(to_detail(error))
+        return response
+
+    def delete(self, request: cluster_pb2.DeleteTopicsRequest) -> cluster_pb2.DeleteTopicsResponse:
+        """Answer a DeleteTopics."""
+        response, directory = cluster_pb2.DeleteTopicsResponse(), self._source.writer()
+        for reference in request.topics:
+            answer = response.topics.add(name=reference.name[:1_000], topic_id=reference.topic_id[:16])
+            try:
+                if request.unclaimed:
+                    raise InvalidRequestError("a directory has no unclaimed logs", action="Name topics that it has.")
+                topic = self._source.topic(reference) if request.validate_only else directory.delete(reference)
+                answer.name, answer.topic_id = topic.name, topic.topic_id
+            except HeadraceError as error:
+                answer.error.CopyFrom(to_detail(error))
+        return response
+
+    def grow(self, request: cluster_pb2.CreatePartitionsRequest) -> cluster_pb2.CreatePartitionsResponse:
+        """Answer a CreatePartitions."""
+        response, directory = cluster_pb2.CreatePartitionsResponse(), self._source.writer()
+        try:
+            topic = self._source.topic(request.topic)
+            response.result.name, response.result.topic_id = topic.name, topic.topic_id
+            if request.total_partitions <= topic.partitions:
+                raise InvalidPartitionsError(
+                    f"topic {topic.name} has {topic.partitions} partitions, and {request.total_partitions} is not more",
+                    action="Ask for a larger total; a topic never shrinks.",
+                )
+            _check_partitions(request.total_partitions)
+            if not request.validate_only:
+                directory.grow(topic, request.total_partitions)
+        except HeadraceError as error:
+            response.result.error.CopyFrom(to_detail(error))
+        return response
+
+    def describe_configs(self, request: cluster_pb2.DescribeConfigsRequest) -> cluster_pb2.DescribeConfigsResponse:
+        """Answer a DescribeConfigs."""
+        response = cluster_pb2.DescribeConfigsResponse()
+        if not request.topics:
+            topics = self._source.by_name()
+            for name in sorted(topics):
+                _describe_configs(response.topics.add(), topics[name])
+        for reference in request.topics:
+            answer = response.topics.add(name=reference.name[:1_000], topic_id=reference.topic_id[:16])
+            try:
+                _describe_configs(answer, self._source.topic(reference))
+            except HeadraceError as error:
+                answer.error.CopyFrom(to_detail(error))
+        return response
+
+    def alter_configs(self, request: cluster_pb2.AlterConfigsRequest) -> cluster_pb2.AlterConfigsResponse:
+        """Answer an AlterConfigs."""
+        response, directory = cluster_pb2.AlterConfigsResponse(), self._source.writer()
+        try:
+            topic = self._source.topic(request.topic)
+            response.result.name, response.result.topic_id = topic.name, topic.topic_id
+            configs = alter_topic_configs(topic.configs, dict(request.set), list(request.unset))
+            if not request.validate_only:
+                directory.configure(
+                    DirectoryTopic(topic.name, topic.topic_id, topic.partitions, configs, topic.created_ms)
+                )
+        except HeadraceError as error:
+            response.result.error.CopyFrom(to_detail(error))
+        return response
+
+    def init_producer_id(self, request: cluster_pb2.InitProducerIdRequest) -> cluster_pb2.InitProducerIdResponse:
+        """Answer an InitProducerId: random, as at a coordinator."""
+        self._source.writer()
+        return cluster_pb2.InitProducerIdResponse(producer_id=secrets.randbits(62), producer_epoch=0)
+
+
+def _checked(new: cluster_pb2.NewTopic) -> DirectoryTopic:
+    check_new_topic_name(new.name)
+    partitions = len(new.assignments) or new.partitions or 1
+    _check_partitions(partitions)
+    configs = normalise_topic_configs(dict(new.configs))
+    return DirectoryTopic(new.name, secrets.token_bytes(16), partitions, configs, time.time_ns() // 1_000_000)
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 0 < partitions <= MAX_PARTITIONS:
+        raise InvalidPartitionsError(f"{partitions} partitions are not 1 to {MAX_PARTITIONS}")
+
+
+def _describe_configs(answer: cluster_pb2.TopicConfigs, topic: DirectoryTopic) -> None:
+    answer.name, answer.topic_id = topic.name, topic.topic_id
+    for entry in describe_topic_config(topic.configs, 1):
+        answer.configs.add(
+            name=entry.name,
+            value=entry.value,
+            source=cluster_pb2.CONFIG_SOURCE_DEFAULT if entry.is_default else cluster_pb2.CONFIG_SOURCE_TOPIC,
+            default_value=entry.default_value,
+            documentation=entry.documentation,
+        )

@@ -1,0 +1,113 @@
+"""Committed offsets of groups: `<directory>/groups/<group id>`, sealed JSON that is replaced as a whole.
+
+    format     FORMAT_VERSION
+    epoch      highest epoch of the group so far: an epoch is never used twice
+    empty_ms   since when it has no members
+    offsets    topic_id (hexadecimal), partition, offset, leader_epoch, metadata, committed_ms
+    begun      by topic id, the number of partitions when the group began to read it
+
+A change is durable before it takes effect. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headrace.groups.assignors import TopicPartition
+from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.errors import WrongDirectoryError, storage_error
+from headrace.log.filesystem import FileSystem
+
+FOLDER = "groups"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryOffset:
+    """Committed offset of one partition."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    committed_ms: int
+
+
+@dataclass(slots=True)
+class GroupFile:
+    """Content of a group's file."""
+
+    epoch: int = 0
+    empty_ms: int = 0
+    offsets: dict[TopicPartition, DirectoryOffset] = field(default_factory=dict)
+    begun: dict[bytes, int] = field(default_factory=dict)
+    """By topic id, the number of partitions when the group began to read it; later ones are read from their start."""
+
+
+class GroupFiles:
+    """Files of all groups of a directory."""
+
+    def __init__(self, filesystem: FileSystem, path: str) -> None:
+        self._filesystem = filesystem
+        self._root = path
+        self._path = f"{path}/{FOLDER}"
+
+    def read_all(self) -> Iterator[tuple[str, GroupFile]]:
+        """Yield all groups. Raises WrongDirectoryError, StorageOfflineError."""
+        try:
+            if not self._filesystem.is_directory(self._path):
+                return
+            for name in self._filesystem.list_directory(self._path):
+                if not name.endswith(".tmp"):
+                    yield name, self._read(name)
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+
+    def _read(self, name: str) -> GroupFile:
+        payload = read_sealed(self._filesystem, f"{self._path}/{name}")
+        stored = None if payload is None else json.loads(payload)
+        if stored is None or stored["format"] != FORMAT_VERSION:
+            raise WrongDirectoryError(
+                f"{self._path}/{name} is corrupt, or of a newer release",
+                retriable=False,
+                action="Upgrade headrace, or remove the file: the group then begins anew.",
+            )
+        return GroupFile(
+            stored["epoch"],
+            stored["empty_ms"],
+            {
+                (bytes.fromhex(topic_id), number): DirectoryOffset(*rest)
+                for topic_id, number, *rest in stored["offsets"]
+            },
+            {bytes.fromhex(topic_id): partitions for topic_id, partitions in stored["begun"].items()},
+        )
+
+    def write(self, group_id: str, group: GroupFile) -> None:
+        """Replace a group's file. Raises StorageFullError, StorageOfflineError."""
+        content = {
+            "format": FORMAT_VERSION,
+            "epoch": group.epoch,
+            "empty_ms": group.empty_ms,
+            "offsets": [
+                [topic_id.hex(), number, each.offset, each.leader_epoch, each.metadata, each.committed_ms]
+                for (topic_id, number), each in sorted(group.offsets.items())
+            ],
+            "begun": {topic_id.hex(): partitions for topic_id, partitions in group.begun.items()},
+        }
+        try:
+            if not self._filesystem.is_directory(self._path):
+                self._filesystem.make_directory(self._path)
+                self._filesystem.fsync_directory(self._root)
+            replace_file(self._filesystem, self._path, group_id, seal(json.dumps(content).encode()))
+        except OSError as error:
+            raise storage_error(f"{self._path}/{group_id}", error) from error
+
+    def remove(self, group_id: str) -> None:
+        """Remove a group's file. Raises StorageOfflineError."""
+        try:
+            if self._filesystem.exists(f"{self._path}/{group_id}"):
+                self._filesystem.unlink(f"{self._path}/{group_id}")
+                self._filesystem.fsync_directory(self._path)
+        except OSError as error:
+            raise storage_error(f"{self._path}/{group_id}", error) from error

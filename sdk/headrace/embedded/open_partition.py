@@ -1,0 +1,204 @@
+"""One partition of a directory that this process writes to. Thread-safe.
+
+A record is visible and acknowledged under the topic's `durability`, as at a broker whose only replica leads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.embedded.catalogue import DirectoryTopic
+from headrace.log.checkpoint import Mark
+from headrace.log.log import PartitionLog
+from headrace.log.log_compaction import Kept
+from headrace.log.log_reader import LogReader
+from headrace.partition.batch_checks import AppendResult, check_produced, find_compressed, inflatable
+from headrace.partition.log_settings import log_settings
+from headrace.partition.producer_recovery import SnapshotClock, rebuild_producers
+from headrace.partition.producers import ProducerWindows
+from headrace.wire.batch import BatchHeader
+from headrace.wire.batch_runs import BatchRun
+from headrace.wire.columns import check_columns
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import Offset
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryLimits:
+    """Limits of an open directory, whatever its topics: those of a broker."""
+
+    max_batch_records: int = 1_000_000
+    max_payload_bytes: int = 64 << 20
+    max_fetch_bytes: int = 16 << 20
+    max_fetch_wait_ms: int = 60_000
+    max_producers: int = 10_000
+    producer_expiry_ms: int = 7 * 86_400_000
+    producer_retry_window_ms: int = 900_000
+
+
+LIMITS = DirectoryLimits()
+
+
+class DirectoryPartition:
+    """One partition and its log."""
+
+    def __init__(self, topic: DirectoryTopic, number: int, log: PartitionLog, leader_epoch: int) -> None:
+        """Restore the producers from the log, which must be of this topic. Raises as `rebuild_producers`."""
+        self.topic = topic
+        self.number = number
+        self.log = log
+        self.leader_epoch = leader_epoch
+        self.lock = threading.RLock()
+        """Held during appends, and by what excludes them."""
+        self.producers = ProducerWindows(
+            max_producers=LIMITS.max_producers,
+            expiry_ms=LIMITS.producer_expiry_ms,
+            retry_window_ms=LIMITS.producer_retry_window_ms,
+        )
+        self._shown = (-1, -1)
+        self._snapshot = SnapshotClock(
+            rebuild_producers(self.producers, log), log.size_bytes, time.monotonic_ns() // 1_000_000
+        )
+
+    @property
+    def reader(self) -> LogReader:
+        """Reader of the log."""
+        return self.log.reader
+
+    @property
+    def visible_end(self) -> int:
+        """End of the records that are acknowledged and visible: the high watermark of clients."""
+        return int(self.log.flushed_offset if self.topic.config.counts_flushed else self.log.log_end_offset)
+
+    @property
+    def visible_mark(self) -> Mark:
+        """Place of `visible_end` in the files."""
+        return self.log.flushed_mark if self.topic.config.counts_flushed else self.log.end_mark
+
+    def is_changed(self) -> bool:
+        """Return whether the bounds have changed since the last call."""
+        shown, self._shown = self._shown, (self.visible_end, self.log_start_offset)
+        return shown != self._shown
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset that can be read."""
+        return int(self.log.log_start_offset)
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offset of the next record."""
+        return int(self.log.log_end_offset)
+
+    def configure(self, topic: DirectoryTopic) -> None:
+        """Apply changed settings."""
+        with self.lock:
+            self.topic = topic
+            self.log.update_settings(log_settings(topic.config))
+
+    # --- appends ---
+
+    def append(self, batches: Sequence[bytes]) -> AppendResult:
+        """Append batches in order; the result has the error that stopped it, if any. Nothing is flushed."""
+        with self.lock:
+            result, config = AppendResult(leader_epoch=self.leader_epoch), self.topic.config
+            result.log_start_offset = self.log_start_offset
+            try:
+                compressed = self._check_compressed(batches)
+                while len(result.base_offsets) < len(batches):
+                    now_ms = time.time_ns() // 1_000_000
+                    run = check_produced(
+                        batches, result, producers=self.producers, config=config, limits=LIMITS, now_ms=now_ms,
+                        compressed=compressed,
+                    )  # fmt: skip
+                    if run:
+                        self._write(run, now_ms, result)
+            except HeadraceError as error:
+                result.error = error
+            return result
+
+    def _check_compressed(self, batches: Sequence[bytes]) -> dict[int, HeadraceError | None] | None:
+        config = self.topic.config
+        found: dict[int, HeadraceError | None] = {}
+        for index in find_compressed(batches, config):
+            found[index] = None
+            header = inflatable(batches, index, config, LIMITS)
+            if header is not None:
+                try:
+                    check_columns(batches[index], header, max_payload_bytes=LIMITS.max_payload_bytes)
+                except HeadraceError as error:
+                    found[index] = error
+        return found or None
+
+    def _write(self, run: list[tuple[bytes, BatchHeader]] | BatchRun, now_ms: int, result: AppendResult) -> None:
+        end = int(self.log.append(run, leader_epoch=self.leader_epoch, append_timestamp_ms=now_ms))
+        if isinstance(run, BatchRun):
+            self._note(*run.producer, run.record_count, end, now_ms, len(run))
+            first, end = end, end + len(run) * run.record_count
+            result.base_offsets += range(first, end, run.record_count)
+        else:
+            for _, header in run:
+                producer = header.producer_id, header.producer_epoch, header.base_sequence
+                self._note(*producer, header.record_count, end, now_ms, 1)
+                result.base_offsets.append(end)
+                end += header.record_count
+        result.end_offset = max(result.end_offset, end)
+        result.append_timestamp_ms = now_ms
+
+    def _note(
+        self, producer_id: int, epoch: int, sequence: int, records: int, base_offset: int, now_ms: int, batches: int
+    ) -> None:
+        if producer_id >= 0:
+            self.producers.record(
+                producer_id, epoch, sequence, records, base_offset=base_offset, at_ms=now_ms, batches=batches
+            )
+
+    def flush(self) -> None:
+        """Make what was appended durable. Raises StorageOfflineError."""
+        if self.log.flushed_offset < self.log.log_end_offset:
+            self.log.flush()
+
+    # --- what is removed ---
+
+    def delete_records(self, before_offset: int) -> Offset:
+        """Delete the records below an offset, -1 for all that are visible; return the log start. Raises as the log."""
+        with self.lock:
+            self.flush()
+            before = self.visible_end if before_offset == -1 else before_offset
+            return self.log.retention.delete_records(before, self.visible_end)
+
+    def retain(self, now_ms: int) -> None:
+        """Remove what exceeds the topic's retention at a time of the wall clock."""
+        with self.lock:
+            self.log.roll_if_due(now_ms)
+            self.log.retention.remove_deleted_files(time.monotonic_ns() // 1_000_000)
+            start = self.log.retention.plan(now_ms, self.visible_end)
+            if start > self.log_start_offset:
+                self.log.retention.delete_records(start, self.visible_end)
+
+    def compact(self, now_ms: int, end_offset: int) -> None:
+        """Compact the log below `end_offset` if that is due; appends continue meanwhile."""
+        compaction = self.log.compaction
+        if compaction.is_due(now_ms, end_offset):
+            with self.lock:
+                kept = Kept(self.producers.retried_batches(now_ms), self.producers.retry_window_ms)
+            compaction.compact(now_ms, end_offset, kept)
+
+    # --- what a start reads ---
+
+    def checkpoint(self) -> None:
+        """Write how far the log is durable, if that is due, and the producers."""
+        now_ms = time.monotonic_ns() // 1_000_000
+        self.log.durability.checkpoint(now_ms, self.visible_end)
+        if self._snapshot.is_due(self.log_end_offset, self.log.size_bytes, now_ms):
+            self.snapshot()
+
+    def snapshot(self) -> None:
+        """Write the producers."""
+        with self.lock:
+            end_offset = self.log.log_end_offset
+            self.log.snapshots.store(int(end_offset), self.producers.snapshot())
+            self._snapshot = SnapshotClock(int(end_offset), self.log.size_bytes, time.monotonic_ns() // 1_000_000)

@@ -1,0 +1,298 @@
+"""Writer's side of a directory: its topics and logs, and the work that a broker does in the background.
+
+<directory>/topics      see `catalogue`
+<directory>/groups/     see `group_offsets`
+<directory>/bounds      see `shared_bounds`
+and what `headrace.log.directory` lists: the logs, with the identity `directory-<random>`, broker 0
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headrace.embedded.catalogue import FILE as TOPICS_FILE
+from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
+from headrace.embedded.followed import in_use
+from headrace.embedded.open_partition import DirectoryPartition
+from headrace.embedded.records import check_partition
+from headrace.embedded.shared_bounds import BoundsWriter, LogBounds, NoBounds, writer_of
+from headrace.log.directory import DataDirectory
+from headrace.log.errors import REFUSALS, DirectoryInUseError, WrongDirectoryError, storage_error
+from headrace.log.filesystem import FileSystem
+from headrace.log.identity import FILE as IDENTITY_FILE
+from headrace.log.identity import read_identity
+from headrace.log.os_filesystem import OsFileSystem
+from headrace.log.settings import DiskLimits
+from headrace.partition.log_settings import log_settings
+from headrace.v1 import topics_pb2
+from headrace.wire.errors import HeadraceError
+
+BEGUN_FILES = ("lock", "identity.tmp")
+"""What a crash may leave of a directory that was being made."""
+IDENTITY_PREFIX = "directory-"
+BROKER_ID = 0
+DISK_LIMITS = DiskLimits(reserve_bytes=1 << 20, refuse_below_bytes=16 << 20, resume_above_bytes=32 << 20)
+CHECKPOINT_SECONDS = 1.0
+RETENTION_SECONDS = 60.0
+COMPACTION_SECONDS = 15.0
+IDLE_SECONDS = 15.0
+"""Interval of the background work while nothing is appended."""
+
+_log = logging.getLogger("headrace.embedded")
+
+
+class OpenDirectory:
+    """Directory that this process writes to."""
+
+    def __init__(self, path: str, *, creates: bool, filesystem: FileSystem | None = None) -> None:
+        """Open all logs of `path`, and recover them after a crash.
+
+        `creates` makes a directory that does not exist, or a log of topics in an empty one.
+
+        Raises:
+            DirectoryInUseError: If another process writes to it.
+            WrongDirectoryError: If it is another kind of directory, or there is none; corrupt, or of a newer release.
+            CorruptLogError, StorageFullError, StorageOfflineError: If a log cannot be opened.
+        """
+        self.path = path
+        self._filesystem = filesystem or OsFileSystem()
+        identity, is_new = _identity_of(path, self._filesystem, creates=creates)
+        try:
+            self._directory = DataDirectory.open(
+                path, cluster_id=identity, generation=1, broker_id=BROKER_ID, new_storage_id=secrets.token_bytes(16),
+                boot_id=_boot_id(), limits=DISK_LIMITS, filesystem=self._filesystem,
+            )  # fmt: skip
+        except DirectoryInUseError:
+            raise in_use(path, writer_of(path)) from None
+        self.identity = identity
+        self._lock = threading.RLock()
+        """Guards the partitions and the topics."""
+        self._partitions: dict[tuple[bytes, int], DirectoryPartition] = {}
+        self._is_clean = self._directory.clean_broker_epoch is not None or is_new
+        self._closing = threading.Event()
+        self._appended = threading.Event()
+        try:
+            self.topics = DirectoryTopics(self._filesystem, path)
+            self._bounds = BoundsWriter(path) if isinstance(self._filesystem, OsFileSystem) else NoBounds()
+            self._remove_unknown_logs()
+            for topic in self.topics.by_name.values():
+                self._open_partitions(topic)
+            self._directory.note_boot()
+            self._bounds.show(self.topics.revision)
+        except BaseException as error:
+            self._directory.close(clean=False)
+            if isinstance(error, OSError):
+                raise storage_error(path, error) from error
+            raise
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the background work."""
+        self._thread = threading.Thread(target=self._maintain, name="headrace-directory", daemon=True)
+        self._thread.start()
+
+    def _remove_unknown_logs(self) -> None:
+        """Remove the logs of topics whose deletion, or creation, a crash interrupted."""
+        if not self.topics.revision and self._directory.log_ids():
+            raise WrongDirectoryError(
+                f"{self.path} holds records, and {TOPICS_FILE}, the list of their topics, is missing",
+                retriable=False,
+                action="Restore that file from a backup of the directory.",
+            )
+        known = {topic.topic_id for topic in self.topics.by_name.values()}
+        for log_id in self._directory.log_ids():
+            if log_id.topic_id not in known:
+                self._directory.delete_log_directory(log_id)
+        self._directory.remove_deleted()
+
+    def _open_partitions(self, topic: DirectoryTopic) -> None:
+        for number in range(topic.partitions):
+            if (topic.topic_id, number) not in self._partitions:
+                log = self._directory.open_log(topic.topic_id, number, log_settings(topic.config))
+                # After a crash, other records may follow at offsets that a reader has seen: in a new epoch, as by a new
+                # leader.
+                epoch = log.last_epoch if self._is_clean and log.last_epoch >= 0 else log.last_epoch + 1
+                log.start_epoch(epoch)
+                partition = DirectoryPartition(topic, number, log, epoch)
+                self._partitions[topic.topic_id, number] = partition
+                self._bounds.begin(topic.topic_id, number, _bounds_of(partition))
+
+    # --- partitions ---
+
+    def topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
+        """See `Partitions`."""
+        return self.topics.find(reference)
+
+    def all_topics(self) -> Iterable[DirectoryTopic]:
+        """See `Partitions`."""
+        return list(self.topics.by_name.values())
+
+    def readable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
+        """See `Partitions`."""
+        check_partition(topic, number)
+        return self._partitions[topic.topic_id, number]
+
+    def writable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
+        """See `Partitions`."""
+        return self.readable(topic, number)
+
+    def show(self) -> None:
+        """Let readers in other processes see what has become visible."""
+        for (topic_id, number), partition in list(self._partitions.items()):
+            if partition.is_changed():
+                with self._lock:
+                    if (topic_id, number) in self._partitions:
+                        self._bounds.write(topic_id, number, _bounds_of(partition))
+        self._appended.set()
+
+    # --- topics ---
+
+    def create(self, topic: DirectoryTopic) -> None:
+        """Create a topic whose name no other one has."""
+        with self._lock:
+            self.topics.put(topic)
+            self._open_partitions(topic)
+            self._bounds.show(self.topics.revision)
+
+    def grow(self, topic: DirectoryTopic, partitions: int) -> None:
+        """Add partitions to a topic."""
+        with self._lock:
+            self._replace(replace(topic, partitions=partitions))
+
+    def configure(self, topic: DirectoryTopic) -> None:
+        """Apply changed settings."""
+        with self._lock:
+            self._replace(topic)
+
+    def _replace(self, topic: DirectoryTopic) -> None:
+        self.topics.put(topic)
+        for number in range(topic.partitions):
+            if (partition := self._partitions.get((topic.topic_id, number))) is not None:
+                partition.configure(topic)
+        self._open_partitions(topic)
+        self._bounds.show(self.topics.revision)
+
+    def delete(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
+        """Delete a topic with its records."""
+        with self._lock:
+            topic = self.topics.remove(reference)
+            self._bounds.show(self.topics.revision)
+            for number in range(topic.partitions):
+                partition = self._partitions.pop((topic.topic_id, number), None)
+                if partition is not None:
+                    with partition.lock:
+                        self._directory.delete_log(partition.log)
+            self._directory.remove_deleted()
+            return topic
+
+    # --- background ---
+
+    def _maintain(self) -> None:
+        """Checkpoint, retain and compact until the directory is closed."""
+        retained_at = compacted_at = time.monotonic()
+        while not self._closing.wait(0):
+            was_appended = self._appended.wait(IDLE_SECONDS)
+            if self._closing.wait(CHECKPOINT_SECONDS if was_appended else 0):
+                return
+            self._appended.clear()
+            now = time.monotonic()
+            is_retained, is_compacted = now - retained_at >= RETENTION_SECONDS, now - compacted_at >= COMPACTION_SECONDS
+            retained_at, compacted_at = now if is_retained else retained_at, now if is_compacted else compacted_at
+            with contextlib.suppress(HeadraceError):
+                self._directory.check_space()
+            for partition in list(self._partitions.values()):
+                if self._closing.is_set():
+                    return
+                self._care(partition, retains=is_retained, compacts=is_compacted)
+
+    def _care(self, partition: DirectoryPartition, *, retains: bool, compacts: bool) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        try:
+            partition.checkpoint()
+            if retains:
+                partition.retain(now_ms)
+            if compacts and partition.topic.config.compacts:
+                partition.compact(now_ms, self.compaction_end(partition))
+        except REFUSALS as error:
+            _log.debug("%s-%d: %s", partition.topic.name, partition.number, error)
+        except HeadraceError as error:
+            _log.error("%s-%d: %s", partition.topic.name, partition.number, error)
+
+    def compaction_end(self, partition: DirectoryPartition) -> int:
+        """Return up to where a log may be compacted; replaced by who keeps a state of it."""
+        return partition.visible_end
+
+    def close(self) -> None:
+        """Flush and close everything: the next start reads little. Raises StorageFullError, StorageOfflineError."""
+        self._closing.set()
+        self._appended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            problems: list[HeadraceError] = []
+            for partition in self._partitions.values():
+                try:
+                    partition.flush()
+                    partition.snapshot()
+                except HeadraceError as error:
+                    problems.append(error)
+            self.show()
+            self._directory.close(clean=not problems)
+            self._bounds.close()
+        if problems:
+            raise problems[0]
+
+    def abandon(self) -> None:
+        """Leave the directory to the parent process, in a child after a fork."""
+        self._directory.abandon()
+
+
+def _bounds_of(partition: DirectoryPartition) -> LogBounds:
+    mark = partition.visible_mark
+    return LogBounds(
+        partition.leader_epoch, min(partition.log_start_offset, mark.offset), mark.offset, mark.segment, mark.position
+    )
+
+
+def _identity_of(path: str, filesystem: FileSystem, *, creates: bool) -> tuple[str, bool]:
+    """Return the identity of a directory, or a new one, and whether it is new."""
+    try:
+        if filesystem.exists(f"{path}/{IDENTITY_FILE}"):
+            identity = read_identity(path, filesystem)
+            cluster_id: str = identity["cluster_id"]
+            if not cluster_id.startswith(IDENTITY_PREFIX):
+                raise WrongDirectoryError(
+                    f"{path} is the data directory of broker {identity['broker_id']} of cluster {cluster_id}",
+                    retriable=False,
+                    action="Read its topics through the cluster, or name another directory.",
+                )
+            return cluster_id, False
+        names = filesystem.list_directory(path) if filesystem.is_directory(path) else None
+    except OSError as error:
+        raise storage_error(path, error) from error
+    left = [name for name in names or () if name not in BEGUN_FILES]
+    if left:
+        raise WrongDirectoryError(
+            f"{path} holds other files ({', '.join(left[:3])}) and no topics",
+            retriable=False,
+            action="Name an empty directory, or one that does not exist.",
+        )
+    if names is None and not creates:
+        raise WrongDirectoryError(
+            f"there is no directory {path}", retriable=False, action="Check the path; headrace.open makes a new one."
+        )
+    return IDENTITY_PREFIX + secrets.token_hex(8), True
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

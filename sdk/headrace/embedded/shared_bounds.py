@@ -1,0 +1,187 @@
+"""Bounds of a directory's logs for readers in other processes: `<directory>/bounds`, mapped into memory by both sides.
+
+    0   header   magic "HRBD", version, process id of the writer, session (one more each time it is opened), revision of
+                 the topics, number of slots, then the CRC32C of these
+    64  slots    of 96 bytes: topic id, partition, leader epoch, log start, visible end, and of that the base offset of
+                 its segment and the position in the file, then the CRC32C of these
+
+A reader that finds a wrong CRC reads again: the writer is changing the slot. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from headrace.wire.crc import crc32c
+from headrace.wire.errors import InternalError, StorageOfflineError
+
+FILE = "bounds"
+VERSION = 1
+_MAGIC = b"HRBD"
+_HEADER = struct.Struct("<4sIqqqI")
+_HEADER_BYTES = 64
+_SLOT = struct.Struct("<16siiqqqq")
+_SLOT_BYTES = 96
+_CRC = struct.Struct("<I")
+_SPARE_SLOTS = 64
+"""Slots that are added at a time."""
+_TRIES = 1_000
+
+
+class LogBounds(NamedTuple):
+    """What a reader of a log must know."""
+
+    leader_epoch: int
+    log_start_offset: int
+    end_offset: int
+    """End of the visible records."""
+    end_segment: int
+    """Base offset of the segment that they end in."""
+    end_position: int
+    """Where they end in its file."""
+
+
+class DirectoryState(NamedTuple):
+    """Header of the file."""
+
+    pid: int
+    session: int
+    revision: int
+
+
+class BoundsWriter:
+    """Writer's side. One thread at a time changes a slot; another one may change another slot."""
+
+    def __init__(self, path: str) -> None:
+        """Create or continue the file of a directory, with no slots. Raises OSError."""
+        self._path = f"{path}/{FILE}"
+        session = _session_of(self._path) + 1
+        self._state = DirectoryState(os.getpid(), session, 0)
+        self._slots: dict[tuple[bytes, int], int] = {}
+        self._map = self._make(_SPARE_SLOTS)
+
+    def _make(self, slots: int) -> mmap.mmap:
+        """Make a file of this number of slots; `show` puts it into its place, which readers of the other notice."""
+        temporary = f"{self._path}.tmp"
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            os.ftruncate(descriptor, _HEADER_BYTES + slots * _SLOT_BYTES)
+            mapped = mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        self._is_placed = False
+        return mapped
+
+    def begin(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+        """Add a slot."""
+        number = len(self._slots)
+        if (number + 1) * _SLOT_BYTES + _HEADER_BYTES > len(self._map):
+            old, self._map = self._map, self._make(number + _SPARE_SLOTS)
+            self._map[: len(old)] = old[:]
+            old.close()
+        self._slots[topic_id, partition] = number
+        self.write(topic_id, partition, bounds)
+
+    def write(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+        """Change a slot."""
+        data = _SLOT.pack(topic_id, partition, *bounds)
+        at = _HEADER_BYTES + self._slots[topic_id, partition] * _SLOT_BYTES
+        self._map[at : at + _SLOT.size + 4] = data + _CRC.pack(crc32c(data))
+
+    def show(self, revision: int, *, is_open: bool = True) -> None:
+        """Write the header: the topics of `revision` have their slots. Raises OSError."""
+        self._state = self._state._replace(pid=os.getpid() if is_open else 0, revision=revision)
+        data = _HEADER.pack(_MAGIC, VERSION, *self._state, len(self._slots))
+        self._map[: _HEADER.size + 4] = data + _CRC.pack(crc32c(data))
+        if not self._is_placed:
+            os.rename(f"{self._path}.tmp", self._path)
+            self._is_placed = True
+
+    def close(self) -> None:
+        """Note that no process writes any more."""
+        self.show(self._state.revision, is_open=False)
+        self._map.close()
+
+
+class NoBounds:
+    """Writer's side for a file system whose files cannot be mapped: no other process reads it."""
+
+    def begin(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+        """Add nothing."""
+
+    def write(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+        """Change nothing."""
+
+    def show(self, revision: int, *, is_open: bool = True) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class BoundsReader:
+    """Reader's side. Thread-safe, but for `refresh`."""
+
+    def __init__(self, path: str) -> None:
+        """Map the file of a directory. Raises OSError, StorageOfflineError."""
+        self._path = f"{path}/{FILE}"
+        self._inode = -1
+        self._slots: Mapping[tuple[bytes, int], int] = {}
+        self.state = DirectoryState(0, -1, -1)
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read the header again; return whether topics or their slots may have changed. Raises OSError."""
+        found = os.stat(self._path)
+        if found.st_ino != self._inode:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._inode = os.fstat(descriptor).st_ino
+                self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+        *fields, count = _checked(self._map, 0, _HEADER)[2:]
+        state = DirectoryState(*fields)
+        if state == self.state and count == len(self._slots):
+            return False
+        slots = (_checked(self._map, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT) for number in range(count))
+        self._slots = {(topic_id, partition): number for number, (topic_id, partition, *_) in enumerate(slots)}
+        self.state = state
+        return True
+
+    def read(self, topic_id: bytes, partition: int) -> LogBounds | None:
+        """Return the bounds of a log, `None` if it has none yet."""
+        number = self._slots.get((topic_id, partition))
+        if number is None:
+            return None
+        return LogBounds(*_checked(self._map, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT)[2:])
+
+
+def writer_of(path: str) -> int:
+    """Return the id of the process that writes to a directory, 0 if that is not known."""
+    try:
+        return BoundsReader(path).state.pid
+    except (OSError, InternalError, StorageOfflineError, ValueError):
+        return 0
+
+
+def _session_of(path: str) -> int:
+    try:
+        return BoundsReader(path.rpartition("/")[0]).state.session
+    except (OSError, InternalError, StorageOfflineError, ValueError):
+        return 0
+
+
+def _checked(mapped: mmap.mmap, at: int, shape: struct.Struct) -> tuple[Any, ...]:
+    """Return the fields of a structure that its CRC follows."""
+    for count in range(_TRIES):
+        data = mapped[at : at + shape.size + 4]
+        if len(data) == shape.size + 4 and _CRC.unpack_from(data, shape.size)[0] == crc32c(data[: shape.size]):
+            return shape.unpack_from(data)
+        time.sleep(0.001 if count > _TRIES // 2 else 0)
+    raise InternalError("the file with the bounds of the logs is corrupt", action="Open the directory for writing.")

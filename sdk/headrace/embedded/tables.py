@@ -1,0 +1,253 @@
+"""Tables of a directory: states of its partitions, kept up with their logs. What `TableService` answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from headrace.embedded.catalogue import DirectoryTopic
+from headrace.embedded.open_partition import LIMITS, DirectoryPartition
+from headrace.embedded.records import Partitions, ReadablePartition
+from headrace.log.errors import CorruptLogError, SliceCutError
+from headrace.log.scan import ChainPoint, check_next
+from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
+from headrace.partition.row_writes import RowWrite, read_row_write
+from headrace.partition.table_rows import (
+    MAX_KEYS,
+    PAGE_ROWS,
+    RowsAnswer,
+    WantedColumns,
+    look_up,
+    wanted_columns,
+)
+from headrace.partition.table_state import RowOffsets, changes_of
+from headrace.v1 import tables_pb2, topics_pb2
+from headrace.wire.batch import iter_batches
+from headrace.wire.columns import Columns, decode_batch
+from headrace.wire.errors import InvalidRequestError, OffsetNotAvailableError, OffsetOutOfRangeError
+from headrace.wire.table_keys import ABSENT, check_row
+
+READ_BYTES = 4 << 20
+CACHED_BYTES = 64 << 20
+_TRIES = 10
+
+
+class TableState:
+    """State of one partition. One thread at a time."""
+
+    def __init__(self, partition: ReadablePartition, cache: BatchCache) -> None:
+        self._partition = partition
+        self.rows = RowOffsets()
+        self._start_offset = 0
+        self._crc = 0
+        self._epoch = -1
+        self._batches = PartitionBatches(cache)
+
+    def catch_up(self) -> int:
+        """Continue the state up to what is visible, and return that. Raises CorruptLogError, StorageOfflineError."""
+        partition, end_offset = self._partition, self._partition.visible_end
+        if self._epoch != partition.leader_epoch or not (
+            partition.log_start_offset <= self.rows.end_offset <= partition.log_end_offset
+        ):
+            self._begin()
+        while self._start_offset < partition.log_start_offset:
+            self._forget_below(partition.log_start_offset)
+        if self.rows.end_offset == self._start_offset < end_offset:
+            start_offset = self.rows.end_offset
+            self.rows = RowOffsets(
+                change for columns in self._read_all(start_offset, end_offset) for change in changes_of(columns)
+            )
+            self.rows.end_offset = end_offset
+        for columns in self._read_all(self.rows.end_offset, end_offset):
+            for change in changes_of(columns):
+                if change.offset >= self.rows.end_offset:  # A compacted batch may begin before it.
+                    self.rows.apply(change)
+            self.rows.end_offset = columns.header.end_offset
+        self.rows.expire(time.time_ns() // 1_000_000)
+        return end_offset
+
+    def _begin(self) -> None:
+        self.rows = RowOffsets()
+        self.rows.end_offset = self._start_offset = self._partition.log_start_offset
+        self._epoch = self._partition.leader_epoch
+        self._batches.clear()
+
+    def _forget_below(self, start_offset: int) -> None:
+        place: bytes | None = b""
+        while place is not None:
+            place = self.rows.forget_below(start_offset, place, 10_000)
+        self._start_offset = start_offset
+
+    def _read_all(self, offset: int, end_offset: int) -> Iterator[Columns]:
+        while offset < end_offset:
+            for columns in self._read(offset, READ_BYTES, end_offset):
+                yield columns
+                offset = columns.header.end_offset
+
+    def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Columns]:
+        with self._partition.reader.read(offset, max_bytes, end_offset) as found:
+            data, position = found.read(), found.position
+        batches = []
+        for header, batch in iter_batches(data):
+            wrong = check_next(batch, header, ChainPoint.before(header))
+            if wrong:
+                name = f"{self._partition.topic.name}-{self._partition.number}"
+                raise CorruptLogError(wrong, file=name, offset=header.base_offset, position=position)
+            position += header.batch_bytes
+            batches.append(decode_batch(batch, max_payload_bytes=LIMITS.max_payload_bytes))
+        return batches
+
+    def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
+        """Return the values of records by offset, without those that are not in the log any more."""
+        values: dict[int, RecordValue] = {}
+        batch: DecodedValues | None = None
+        for offset in offsets:
+            if batch is None or not batch.base_offset <= offset < batch.end_offset:
+                batch = self._batches.find(offset)
+            if batch is None:
+                try:
+                    found = self._read(offset, 1, self._partition.visible_end)
+                except (SliceCutError, OffsetOutOfRangeError):
+                    continue
+                if not found:
+                    continue
+                batch = DecodedValues(found[0])
+                self._batches.add(batch)
+            value = batch.at(offset)
+            if value is not None:
+                values[offset] = value
+        return values
+
+
+class DirectoryTables:
+    """Handlers of one directory. Thread-safe."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._lock = threading.Lock()
+        self._cache = BatchCache(CACHED_BYTES)
+        self._states: dict[ReadablePartition, TableState] = {}
+
+    def get_rows(self, request: tables_pb2.GetRowsRequest) -> tables_pb2.GetRowsResponse:
+        """Answer a GetRows."""
+        if not 0 < len(request.keys) <= MAX_KEYS:
+            raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
+        keys, wanted = [check_row(key) for key in request.keys], wanted_columns(request.columns)
+        state = self._state(request.read.table, request.read.partition)
+        with self._lock:
+            response = tables_pb2.GetRowsResponse(as_of_offset=self._as_of(state, request.read))
+            self._add_rows(state, keys, wanted, response.rows)
+        return response
+
+    def scan_rows(self, request: tables_pb2.ScanRowsRequest) -> tables_pb2.ScanRowsResponse:
+        """Answer a ScanRows."""
+        limit = request.limit or PAGE_ROWS
+        if not 0 < limit <= PAGE_ROWS:
+            raise InvalidRequestError(f"a limit of {limit} rows is not 1 to {PAGE_ROWS}")
+        wanted = wanted_columns(request.columns)
+        state = self._state(request.read.table, request.read.partition)
+        with self._lock:
+            response = tables_pb2.ScanRowsResponse(as_of_offset=self._as_of(state, request.read))
+            end = request.end if request.HasField("end") else None
+            keys = list(islice(state.rows.rows_from(request.start, end, request.prefix), limit))
+            self._add_rows(state, keys, wanted, response.rows)
+            if response.rows:
+                last = response.rows[-1].key + b"\0"
+                if next(state.rows.rows_from(last, end, request.prefix), None) is not None:
+                    response.next_key = last
+        return response
+
+    def count_rows(self, request: tables_pb2.CountRowsRequest) -> tables_pb2.CountRowsResponse:
+        """Answer a CountRows."""
+        state = self._state(request.read.table, request.read.partition)
+        with self._lock:
+            as_of_offset = self._as_of(state, request.read)
+            return tables_pb2.CountRowsResponse(
+                rows=state.rows.rows,
+                columns=state.rows.columns,
+                as_of_offset=as_of_offset,
+                state_bytes=state.rows.key_bytes,
+                log_end_offset=as_of_offset,
+            )
+
+    def write_row(self, request: tables_pb2.WriteRowRequest) -> tables_pb2.WriteRowResponse:
+        """Answer a WriteRow: no other write comes between the decision and the append."""
+        topic = self._topic(request.table)
+        partition = self._partitions.writable(topic, request.partition)
+        write = read_row_write(request, topic.config.table_ttl_ms, time.time_ns() // 1_000_000)
+        if not write.needs_state:
+            return self._append(partition, write)
+        state = self._state(request.table, request.partition)
+        with partition.lock, self._lock:
+            found = partition.producers.find(*write.producer) if write.producer[0] >= 0 else None
+            if found is not None:  # It would be decided by what it has written itself.
+                end_offset = found.base_offset + found.record_count
+                return tables_pb2.WriteRowResponse(applied=True, version=end_offset - 1, records=found.record_count)
+            partition.flush()
+            state.catch_up()
+            row = dict(state.rows.columns_of(write.row))
+            version = max(row.values(), default=ABSENT)
+            if write.if_version is not None and version != write.if_version:
+                return tables_pb2.WriteRowResponse(applied=False, version=version)
+            if write.deletes_row:
+                if not row:
+                    return tables_pb2.WriteRowResponse(applied=True, version=ABSENT)
+                write = write._replace(columns=dict.fromkeys(row))
+            return self._append(partition, write)
+
+    def _append(self, partition: DirectoryPartition, write: RowWrite) -> tables_pb2.WriteRowResponse:
+        result = partition.append([write.encode(time.time_ns() // 1_000_000)])
+        if result.error is not None:
+            raise result.error
+        if partition.topic.config.counts_flushed:
+            partition.flush()
+        return tables_pb2.WriteRowResponse(applied=True, version=result.end_offset - 1, records=len(write.columns))
+
+    def expired_end(self, partition: DirectoryPartition) -> int:
+        """Let the columns expire that have; return up to where a table's log may be compacted."""
+        with self._lock:
+            state = self._states.get(partition)
+            return partition.visible_end if state is None else state.catch_up()
+
+    def _topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
+        topic = self._partitions.topic(reference)
+        if not topic.config.is_table:
+            raise InvalidRequestError(
+                f"topic {topic.name} is no table",
+                action=f"Create it by `headrace table create`, or `headrace topic alter {topic.name} --config "
+                "cleanup_policy=compact --config table=yes`.",
+            )
+        return topic
+
+    def _state(self, reference: topics_pb2.TopicRef, number: int) -> TableState:
+        partition = self._partitions.readable(self._topic(reference), number)
+        with self._lock:
+            state = self._states.get(partition)
+            if state is None:
+                state = self._states[partition] = TableState(partition, self._cache)
+            return state
+
+    def _as_of(self, state: TableState, asked: tables_pb2.TableRead) -> int:
+        end_offset = state.catch_up()
+        if end_offset < asked.min_offset:
+            raise OffsetNotAvailableError(
+                f"records below offset {asked.min_offset} are not visible yet", action="Try again."
+            )
+        return end_offset
+
+    def _add_rows(self, state: TableState, keys: Iterable[bytes], wanted: WantedColumns, rows: Any) -> None:
+        answer = RowsAnswer()
+        found = [look_up(state.rows, key, wanted) for key in keys]
+        for _ in range(_TRIES):
+            offsets = sorted({offset for row in found for _, offset in row.columns})
+            values = state.read_values(offsets)
+            if len(values) == len(offsets):
+                break
+            state.catch_up()  # What is missing was replaced, and a compaction has removed it meanwhile.
+            found = [look_up(state.rows, row.key, wanted) for row in found]
+        else:
+            raise OffsetNotAvailableError("the rows were changed again and again while they were read")
+        answer.add(found, values, rows)

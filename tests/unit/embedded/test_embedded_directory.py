@@ -1,0 +1,263 @@
+"""A directory in place of a cluster: who may open it, what it refuses, and what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import headrace
+import pytest
+from headrace.log.checkpoint import read_sealed, seal
+from headrace.log.os_filesystem import OsFileSystem
+
+from tests.children import running
+
+WAIT = 30
+
+
+def in_process(code: str, *arguments: str) -> str:
+    """Run code in another process; its output."""
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_records_are_there_after_it_was_closed(tmp_path):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks", partitions=2)
+        with log.producer() as producer:
+            futures = [producer.send("clicks", b"%d" % number, key=b"%d" % number) for number in range(100)]
+        assert {future.result(WAIT).partition for future in futures} == {0, 1}
+    with headrace.open(tmp_path / "events") as log:
+        assert log.topics() == ["clicks"]
+        assert sorted(int(record.value) for record in log.reader("clicks")) == list(range(100))
+        with log.producer() as producer:
+            assert producer.send("clicks", b"more", partition=0).result(WAIT).offset > 0
+
+
+def test_it_stays_open_until_its_last_client_is_closed(tmp_path):
+    log = headrace.open(tmp_path / "events")
+    log.admin.create_topic("clicks")
+    producer = log.producer()
+    log.close()
+    assert producer.send("clicks", b"1").result(WAIT).offset == 0
+    producer.close()
+    with pytest.raises(headrace.ClosedError):
+        log.producer()
+    with headrace.open(tmp_path / "events") as again:
+        assert [record.value for record in again.reader("clicks")] == [b"1"]
+
+
+def test_a_second_writer_is_told_which_process_writes(tmp_path):
+    with headrace.open(tmp_path / "events"):
+        said = in_process(
+            """
+            import sys, headrace
+            try:
+                headrace.open(sys.argv[1])
+            except headrace.DirectoryInUseError as error:
+                print(error.message, error.action)
+            """,
+            str(tmp_path / "events"),
+        )
+    assert f"process {os.getpid()} writes to" in said
+    assert "read_only=True" in said
+
+
+def test_another_process_reads_what_is_written_and_changes_nothing(tmp_path):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks", partitions=1)
+        program = [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                """
+                import sys, headrace
+                with headrace.open(sys.argv[1], read_only=True) as log:
+                    consumer = log.consumer(auto_offset_reset="earliest")
+                    consumer.assign([headrace.TopicPartition("clicks", 0)])
+                    values = []
+                    print("ready", flush=True)
+                    while len(values) < 3000:
+                        values += [record.value for record in consumer.poll(1.0)]
+                    print(values == [b"%d" % number for number in range(3000)])
+                    for change in (
+                        lambda: log.admin.create_topic("x"),
+                        lambda: log.admin.delete_records("clicks", {0: 1}),
+                        lambda: log.producer().send("clicks", b"1").result(30),
+                    ):
+                        try:
+                            change()
+                        except headrace.HeadraceError as error:
+                            print(type(error).__name__, flush=True)
+                    consumer.close()
+                """
+            ),
+            str(tmp_path / "events"),
+        ]
+        with running(program, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout.readline() == "ready\n"
+            with log.producer(batch_records=100) as producer:  # Segments are rolled, and a topic comes meanwhile.
+                for number in range(3000):
+                    producer.send("clicks", b"%d" % number)
+                    if number == 1500:
+                        producer.flush()
+                        log.admin.create_topic("other")
+            assert reader.stdout.readline() == "True\n"
+            assert reader.stdout.read().split() == 3 * ["DirectoryInUseError"]
+            assert reader.wait(WAIT) == 0
+
+
+def test_a_reader_follows_rolled_and_compacted_segments(tmp_path):
+    path = str(tmp_path / "events")
+    config = {"cleanup_policy": "compact", "segment_bytes": 1 << 16, "max_batch_bytes": 1 << 14}
+    with headrace.open(path) as log:
+        log.admin.create_topic("state", config=config)
+        with log.producer(batch_records=20) as producer:
+            for number in range(2000):
+                producer.send("state", b"x" * 100, key=b"%d" % (number % 10))
+        partition = log._server.directory._partitions.popitem()[1]
+        partition.log.close_below(partition.visible_end)
+        partition.compact(1 << 50, partition.visible_end)
+        assert partition.log.segment_count < 4
+        log._server.directory.show()
+        count = """
+            import sys, headrace
+            with headrace.open(sys.argv[1], read_only=True) as log:
+                print(sum(1 for record in log.reader("state")))
+        """
+        assert int(in_process(count, path)) == 10
+
+
+@pytest.mark.parametrize("mode", ["write", "read"])
+def test_a_directory_of_something_else_is_refused(tmp_path, mode):
+    (tmp_path / "letter.txt").write_text("Dear Ada")
+    with pytest.raises(headrace.WrongDirectoryError, match=r"letter\.txt|no topics"):
+        headrace.open(tmp_path, read_only=mode == "read")
+    assert os.listdir(tmp_path) == ["letter.txt"]
+
+
+def test_a_missing_directory_is_not_made_by_a_reader(tmp_path):
+    for settings in ({}, {"group_id": "g"}):
+        with pytest.raises(headrace.WrongDirectoryError, match="no directory"):
+            headrace.Consumer("clicks", bootstrap_servers=f"dir:{tmp_path / 'typo'}", **settings)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_broker_s_directory_is_refused(tmp_path):
+    from headrace.log.directory import DataDirectory
+
+    DataDirectory.open(
+        str(tmp_path / "broker"), cluster_id="c1", generation=1, broker_id=7, new_storage_id=bytes(16)
+    ).close(clean=True)
+    with pytest.raises(headrace.WrongDirectoryError, match="broker 7 of cluster c1"):
+        headrace.open(tmp_path / "broker")
+
+
+@pytest.mark.parametrize("file", ["topics", "identity"])
+def test_a_directory_of_a_newer_release_is_left_as_it_is(tmp_path, file):
+    path = str(tmp_path / "events")
+    with headrace.open(path) as log:
+        log.admin.create_topic("clicks")
+    content = json.loads(read_sealed(OsFileSystem(), f"{path}/{file}"))
+    (tmp_path / "events" / file).write_bytes(seal(json.dumps({**content, "format": 99}).encode()))
+    before = (tmp_path / "events" / file).read_bytes()
+    with pytest.raises(headrace.WrongDirectoryError, match="newer release"):
+        headrace.open(path)
+    assert (tmp_path / "events" / file).read_bytes() == before
+
+
+def test_a_lost_list_of_topics_removes_no_records(tmp_path):
+    path = tmp_path / "events"
+    with headrace.open(path) as log:
+        log.admin.create_topic("clicks")
+        with log.producer() as producer:
+            producer.send("clicks", b"1")
+    (path / "topics").unlink()
+    with pytest.raises(headrace.WrongDirectoryError, match="topics"):
+        headrace.open(path)
+    assert any(name.endswith("-0") for name in os.listdir(path))
+
+
+def test_a_child_process_does_not_close_or_use_its_parent_s_directory(tmp_path):
+    said = in_process(
+        """
+        import os, sys, headrace
+        log = headrace.open(sys.argv[1])
+        log.admin.create_topic("clicks")
+        producer = log.producer()
+        producer.send("clicks", b"parent").result(30)
+        child = os.fork()
+        if not child:
+            try:
+                producer.send("clicks", b"child")
+            except headrace.ForkedError:
+                os._exit(7)
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        producer.send("clicks", b"again").result(30)
+        producer.close()
+        print([record.value for record in log.reader("clicks")])
+        log.close()
+        """,
+        str(tmp_path / "events"),
+    )
+    assert said == "7\n[b'parent', b'again']\n"
+
+
+def test_a_torn_tail_is_cut_and_the_rest_is_kept(tmp_path):
+    path = str(tmp_path / "events")
+    in_process(
+        """
+        import os, sys, headrace
+        log = headrace.open(sys.argv[1])
+        log.admin.create_topic("clicks")
+        producer = log.producer()
+        futures = [producer.send("clicks", b"%d" % number) for number in range(100)]
+        producer.flush()
+        os._exit(0)  # as killed
+        """,
+        path,
+    )
+    segment = next((tmp_path / "events").glob("*-0/*.log"))
+    with segment.open("ab") as file:
+        file.write(segment.read_bytes()[:50])
+    with headrace.open(path) as log:
+        assert [int(record.value) for record in log.reader("clicks")] == list(range(100))
+        with log.producer() as producer:
+            assert producer.send("clicks", b"after").result(WAIT).offset == 100
+
+
+def test_opening_imports_neither_grpc_nor_arrow_nor_asyncio(tmp_path):
+    said = in_process(
+        """
+        import sys, headrace
+        with headrace.open(sys.argv[1]) as log:
+            log.admin.create_topic("clicks")
+            with log.producer() as producer:
+                producer.send("clicks", b"1").result(30)
+            consumer = log.consumer("clicks", group_id="g", auto_offset_reset="earliest")
+            while not consumer.poll(1.0):
+                pass
+            consumer.close()
+            list(log.reader("clicks"))
+        print([name for name in ("grpc", "asyncio", "pyarrow", "pandas") if name in sys.modules])
+        """,
+        str(tmp_path / "events"),
+    )
+    assert said == "[]\n"
+
+
+def test_copies_are_one_whatever_is_asked(tmp_path):
+    with headrace.open(tmp_path / "events") as log:
+        created = log.admin.create_topic("clicks", replication_factor=3)
+        assert created.replication_factor == 1
+        assert any("one copy" in warning for warning in created.warnings)
+        with pytest.raises(headrace.InvalidRequestError, match="a directory has no"):
+            log.admin.list_users()
