@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
     from headrace.client.interceptors.interceptor import ProducedBatch as ProducedBatch
     from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
-    from headrace.client.opened.directory import Directory as Directory
+    from headrace.client.opened.directory import LogDirectory as LogDirectory
     from headrace.client.opened.directory import open as open
     from headrace.client.producer.futures import BatchFuture as BatchFuture
     from headrace.client.producer.futures import RecordFuture as RecordFuture
@@ -145,7 +145,7 @@ _NAMES = {
         "ProducedBatch",
         "ProducerInterceptor",
     ),
-    "headrace.client.opened.directory": ("Directory", "open"),
+    "headrace.client.opened.directory": ("LogDirectory", "open"),
     "headrace.client.producer.futures": (
         "BatchFuture",
         "RecordFuture",

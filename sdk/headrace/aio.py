@@ -7,9 +7,18 @@ that may wait are coroutines, others are plain. A cancelled await loses no recor
 from headrace.client.admin.admin_async import AsyncAdmin as Admin
 from headrace.client.consumer.consumer_async import AsyncConsumer as Consumer
 from headrace.client.consumer.reader_async import AsyncReader as Reader
-from headrace.client.opened.directory_async import AsyncDirectory as Directory
-from headrace.client.opened.directory_async import open
+from headrace.client.opened.directory_async import AsyncLogDirectory, open
 from headrace.client.producer.producer_async import BatchFuture, Producer, RecordFuture
 from headrace.client.table.table_async import AsyncTable as Table
 
-__all__ = ["Admin", "BatchFuture", "Consumer", "Directory", "Producer", "Reader", "RecordFuture", "Table", "open"]
+__all__ = [
+    "Admin",
+    "AsyncLogDirectory",
+    "BatchFuture",
+    "Consumer",
+    "Producer",
+    "Reader",
+    "RecordFuture",
+    "Table",
+    "open",
+]

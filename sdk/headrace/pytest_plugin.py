@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from headrace.client.opened.directory import Directory
+    from headrace.client.opened.directory import LogDirectory
     from headrace.testing import RunningCluster
 
 
 @pytest.fixture
-def headrace_directory(tmp_path: Path) -> Iterator[Directory]:
+def headrace_directory(tmp_path: Path) -> Iterator[LogDirectory]:
     """Yield a new directory of topics, open for this process (`headrace.open`); clients use its `bootstrap_servers`."""
     import headrace
 

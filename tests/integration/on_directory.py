@@ -11,7 +11,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
-from headrace.embedded.server import Mode, acquire, release
+from headrace.embedded.server import OpenMode, acquire, release
 
 IS_ON = bool(os.environ.get("HEADRACE_TEST_DIRECTORY"))
 
@@ -71,7 +71,7 @@ class LocalDirectory:
     def __enter__(self) -> LocalDirectory:
         self._temporary = tempfile.TemporaryDirectory(prefix="headrace-directory-")
         self.path = self._temporary.name
-        self._server = acquire(self.path, Mode.WRITE, creates=True)
+        self._server = acquire(self.path, OpenMode.WRITE, creates=True)
         return self
 
     def __exit__(

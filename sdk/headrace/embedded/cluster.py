@@ -31,7 +31,7 @@ ADDRESS = "directory:1"
 MAX_PARTITIONS = 10_000
 
 
-class TopicSource(Protocol):
+class TopicsOfDirectory(Protocol):
     """Topics of a directory that this process or another one writes to."""
 
     @property
@@ -62,7 +62,7 @@ class TopicSource(Protocol):
 class DirectoryCluster:
     """Handlers of one directory. Thread-safe."""
 
-    def __init__(self, source: TopicSource) -> None:
+    def __init__(self, source: TopicsOfDirectory) -> None:
         self._source = source
 
     def metadata(self, request: cluster_pb2.GetMetadataRequest) -> cluster_pb2.GetMetadataResponse:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.records import check_partition
-from headrace.embedded.shared_bounds import BoundsReader, LogBounds
+from headrace.embedded.shared_bounds import BoundsReader, SharedBounds
 from headrace.log.checkpoint import Mark, read_sealed
 from headrace.log.environment import LogEnvironment
 from headrace.log.epochs import EPOCHS_FILE, EpochHistory, decode_epochs
@@ -54,10 +54,10 @@ class FollowedLog:
         self._environment = environment
         self.directory = directory
         self._topic = topic
-        self._bounds: LogBounds | None = None
+        self._bounds: SharedBounds | None = None
         self._state: LogState | None = None
 
-    def follow(self, bounds: LogBounds) -> None:
+    def follow(self, bounds: SharedBounds) -> None:
         """Adopt new bounds. Raises StorageOfflineError, CorruptLogError."""
         before, state = self._bounds, self._state
         if bounds == before:
@@ -81,7 +81,7 @@ class FollowedLog:
         if self._bounds is not None:
             self._read_directory(self._bounds)
 
-    def _read_directory(self, bounds: LogBounds) -> None:
+    def _read_directory(self, bounds: SharedBounds) -> None:
         environment, filesystem = self._environment, self._environment.filesystem
         segments = SegmentList(environment.files, environment.index_cache, self.directory, _Nobody())
         try:
@@ -164,7 +164,7 @@ class _Nobody:
         return False
 
 
-def _mark(bounds: LogBounds) -> Mark:
+def _mark(bounds: SharedBounds) -> Mark:
     return Mark(bounds.end_offset, bounds.end_segment, bounds.end_position, 0, bounds.leader_epoch)
 
 
@@ -178,7 +178,7 @@ class FollowedPartition:
         self.leader_epoch = 0
         self.lock = threading.RLock()
 
-    def follow(self, bounds: LogBounds) -> None:
+    def follow(self, bounds: SharedBounds) -> None:
         """Adopt new bounds."""
         with self.lock:
             self.log.follow(bounds)

@@ -21,7 +21,7 @@ from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.followed import in_use
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.records import check_partition
-from headrace.embedded.shared_bounds import BoundsWriter, LogBounds, NoBounds, writer_of
+from headrace.embedded.shared_bounds import BoundsWriter, NoBounds, SharedBounds, writer_of
 from headrace.log.directory import DataDirectory
 from headrace.log.errors import REFUSALS, DirectoryInUseError, WrongDirectoryError, storage_error
 from headrace.log.filesystem import FileSystem
@@ -253,9 +253,9 @@ class OpenDirectory:
         self._directory.abandon()
 
 
-def _bounds_of(partition: DirectoryPartition) -> LogBounds:
+def _bounds_of(partition: DirectoryPartition) -> SharedBounds:
     mark = partition.visible_mark
-    return LogBounds(
+    return SharedBounds(
         partition.leader_epoch, min(partition.log_start_offset, mark.offset), mark.offset, mark.segment, mark.position
     )
 

@@ -36,7 +36,7 @@ GROUPS_SECONDS = 0.5
 """Interval in which sessions of members are looked at."""
 
 
-class Mode(Enum):
+class OpenMode(Enum):
     """How to open a directory."""
 
     WRITE = "write"
@@ -78,7 +78,7 @@ class _Source:
 class DirectoryServer:
     """One open directory. Thread-safe."""
 
-    def __init__(self, path: str, mode: Mode, *, creates: bool) -> None:
+    def __init__(self, path: str, mode: OpenMode, *, creates: bool) -> None:
         """Open `path`; raises as `OpenDirectory` and `FollowedDirectory`."""
         self.path = path
         self.directory = directory = _open(path, mode, creates=creates)
@@ -264,13 +264,13 @@ class DirectoryServer:
         self.directory.close()
 
 
-def _open(path: str, mode: Mode, *, creates: bool) -> OpenDirectory | FollowedDirectory:
-    if mode is Mode.READ:
+def _open(path: str, mode: OpenMode, *, creates: bool) -> OpenDirectory | FollowedDirectory:
+    if mode is OpenMode.READ:
         return FollowedDirectory(path)
     try:
         return OpenDirectory(path, creates=creates)
     except DirectoryInUseError:
-        if mode is Mode.WRITE:
+        if mode is OpenMode.WRITE:
             raise
         return FollowedDirectory(path)
 
@@ -291,7 +291,7 @@ class _Registry:
 _registry = _Registry()
 
 
-def acquire(path: str | os.PathLike[str], mode: Mode = Mode.ANY, *, creates: bool = False) -> DirectoryServer:
+def acquire(path: str | os.PathLike[str], mode: OpenMode = OpenMode.ANY, *, creates: bool = False) -> DirectoryServer:
     """Open a directory, or share it with the other clients of this process; `release` it once.
 
     Raises:
@@ -301,7 +301,7 @@ def acquire(path: str | os.PathLike[str], mode: Mode = Mode.ANY, *, creates: boo
     real = os.path.realpath(path)
     with _registry.lock:
         server = _registry.servers.get(real)
-        if server is not None and mode is Mode.WRITE and isinstance(server.directory, FollowedDirectory):
+        if server is not None and mode is OpenMode.WRITE and isinstance(server.directory, FollowedDirectory):
             raise server.directory.refusal()
         if server is None:
             server = _registry.servers[real] = DirectoryServer(real, mode, creates=creates)

@@ -33,7 +33,7 @@ _SPARE_SLOTS = 64
 _TRIES = 1_000
 
 
-class LogBounds(NamedTuple):
+class SharedBounds(NamedTuple):
     """What a reader of a log must know."""
 
     leader_epoch: int
@@ -77,7 +77,7 @@ class BoundsWriter:
         self._is_placed = False
         return mapped
 
-    def begin(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+    def begin(self, topic_id: bytes, partition: int, bounds: SharedBounds) -> None:
         """Add a slot."""
         number = len(self._slots)
         if (number + 1) * _SLOT_BYTES + _HEADER_BYTES > len(self._map):
@@ -87,7 +87,7 @@ class BoundsWriter:
         self._slots[topic_id, partition] = number
         self.write(topic_id, partition, bounds)
 
-    def write(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+    def write(self, topic_id: bytes, partition: int, bounds: SharedBounds) -> None:
         """Change a slot."""
         data = _SLOT.pack(topic_id, partition, *bounds)
         at = _HEADER_BYTES + self._slots[topic_id, partition] * _SLOT_BYTES
@@ -111,10 +111,10 @@ class BoundsWriter:
 class NoBounds:
     """Writer's side for a file system whose files cannot be mapped: no other process reads it."""
 
-    def begin(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+    def begin(self, topic_id: bytes, partition: int, bounds: SharedBounds) -> None:
         """Add nothing."""
 
-    def write(self, topic_id: bytes, partition: int, bounds: LogBounds) -> None:
+    def write(self, topic_id: bytes, partition: int, bounds: SharedBounds) -> None:
         """Change nothing."""
 
     def show(self, revision: int, *, is_open: bool = True) -> None:
@@ -154,12 +154,12 @@ class BoundsReader:
         self.state = state
         return True
 
-    def read(self, topic_id: bytes, partition: int) -> LogBounds | None:
+    def read(self, topic_id: bytes, partition: int) -> SharedBounds | None:
         """Return the bounds of a log, `None` if it has none yet."""
         number = self._slots.get((topic_id, partition))
         if number is None:
             return None
-        return LogBounds(*_checked(self._map, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT)[2:])
+        return SharedBounds(*_checked(self._map, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT)[2:])
 
 
 def writer_of(path: str) -> int:

@@ -35,7 +35,7 @@ CACHED_BYTES = 64 << 20
 _TRIES = 10
 
 
-class TableState:
+class DirectoryTableState:
     """State of one partition. One thread at a time."""
 
     def __init__(self, partition: ReadablePartition, cache: BatchCache) -> None:
@@ -129,7 +129,7 @@ class DirectoryTables:
         self._partitions = partitions
         self._lock = threading.Lock()
         self._cache = BatchCache(CACHED_BYTES)
-        self._states: dict[ReadablePartition, TableState] = {}
+        self._states: dict[ReadablePartition, DirectoryTableState] = {}
 
     def get_rows(self, request: tables_pb2.GetRowsRequest) -> tables_pb2.GetRowsResponse:
         """Answer a GetRows."""
@@ -222,15 +222,15 @@ class DirectoryTables:
             )
         return topic
 
-    def _state(self, reference: topics_pb2.TopicRef, number: int) -> TableState:
+    def _state(self, reference: topics_pb2.TopicRef, number: int) -> DirectoryTableState:
         partition = self._partitions.readable(self._topic(reference), number)
         with self._lock:
             state = self._states.get(partition)
             if state is None:
-                state = self._states[partition] = TableState(partition, self._cache)
+                state = self._states[partition] = DirectoryTableState(partition, self._cache)
             return state
 
-    def _as_of(self, state: TableState, asked: tables_pb2.TableRead) -> int:
+    def _as_of(self, state: DirectoryTableState, asked: tables_pb2.TableRead) -> int:
         end_offset = state.catch_up()
         if end_offset < asked.min_offset:
             raise OffsetNotAvailableError(
@@ -238,7 +238,7 @@ class DirectoryTables:
             )
         return end_offset
 
-    def _add_rows(self, state: TableState, keys: Iterable[bytes], wanted: WantedColumns, rows: Any) -> None:
+    def _add_rows(self, state: DirectoryTableState, keys: Iterable[bytes], wanted: WantedColumns, rows: Any) -> None:
         answer = RowsAnswer()
         found = [look_up(state.rows, key, wanted) for key in keys]
         for _ in range(_TRIES):

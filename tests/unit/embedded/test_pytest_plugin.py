@@ -22,4 +22,4 @@ def test_each_test_has_a_directory_of_its_own(pytester):
             """
         )
     )
-    pytester.runpytest_subprocess("-p", "headrace.pytest_plugin").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess().assert_outcomes(passed=2)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.config import DIRECTORY_PREFIX
 from headrace.client.base.errors import ClosedError
-from headrace.embedded.server import Mode, acquire, release
+from headrace.embedded.server import OpenMode, acquire, release
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.client.table.table import Table
 
 
-class Directory:
+class LogDirectory:
     """Open directory. It stays open until it and all of its clients are closed. Any thread.
 
     A client with `bootstrap_servers="dir:PATH"`, also without this class, shares it with the others of the process.
@@ -37,7 +37,7 @@ class Directory:
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         """Open a directory; see `open`."""
-        self._server = acquire(path, Mode.READ if read_only else Mode.WRITE, creates=not read_only)
+        self._server = acquire(path, OpenMode.READ if read_only else OpenMode.WRITE, creates=not read_only)
         self._lock = threading.Lock()
         self._admin: Admin | None = None
         self._is_closed = False
@@ -117,7 +117,7 @@ class Directory:
             admin.close()
         release(self._server)
 
-    def __enter__(self) -> "Directory":
+    def __enter__(self) -> "LogDirectory":
         return self
 
     def __exit__(
@@ -130,7 +130,7 @@ class Directory:
 
     def __repr__(self) -> str:
         mode = "closed" if self._is_closed else "read only" if self.is_read_only else "open"
-        return f"<Directory {self.path} {mode}>"
+        return f"<LogDirectory {self.path} {mode}>"
 
     def _settings(self, given: Any) -> Any:
         self._check_open()
@@ -138,10 +138,10 @@ class Directory:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError("Directory")
+            raise ClosedError("LogDirectory")
 
 
-def open(path: str | os.PathLike[str], *, read_only: bool = False) -> "Directory":
+def open(path: str | os.PathLike[str], *, read_only: bool = False) -> "LogDirectory":
     """Open a directory with topics; make it if there is none. No server is needed.
 
     One process writes to a directory. Any number of others may read it meanwhile, with `read_only`; they see records as
@@ -156,4 +156,4 @@ def open(path: str | os.PathLike[str], *, read_only: bool = False) -> "Directory
         WrongDirectoryError: If it holds other files or a broker's data, or was written by a newer release.
         StorageFullError, StorageOfflineError, CorruptLogError: If its files cannot be used.
     """
-    return Directory(path, read_only=read_only)
+    return LogDirectory(path, read_only=read_only)

@@ -9,15 +9,15 @@ from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.base.settings_types import ConsumerSettings, ProducerSettings, TableSettings
 from headrace.client.consumer.consumer_async import AsyncConsumer
 from headrace.client.consumer.reader_async import AsyncReader
-from headrace.client.opened.directory import Directory
+from headrace.client.opened.directory import LogDirectory
 from headrace.client.producer.producer_async import Producer
 from headrace.client.table.table_async import AsyncTable
 
 
-class AsyncDirectory:
-    """Open directory, as `headrace.Directory`."""
+class AsyncLogDirectory:
+    """Open directory, as `headrace.LogDirectory`."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: LogDirectory) -> None:
         """Call `open`."""
         self._directory = directory
         self._admin: AsyncAdmin | None = None
@@ -70,7 +70,7 @@ class AsyncDirectory:
             await self._admin.close()
         await asyncio.to_thread(self._directory.close)
 
-    async def __aenter__(self) -> "AsyncDirectory":
+    async def __aenter__(self) -> "AsyncLogDirectory":
         return self
 
     async def __aexit__(
@@ -85,6 +85,6 @@ class AsyncDirectory:
         return f"<Async{repr(self._directory)[1:]}"
 
 
-async def open(path: str | os.PathLike[str], *, read_only: bool = False) -> AsyncDirectory:
+async def open(path: str | os.PathLike[str], *, read_only: bool = False) -> AsyncLogDirectory:
     """Open a directory with topics, as `headrace.open`."""
-    return AsyncDirectory(await asyncio.to_thread(Directory, path, read_only=read_only))
+    return AsyncLogDirectory(await asyncio.to_thread(LogDirectory, path, read_only=read_only))
