@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
     from headrace.client.opened.directory import LogDirectory as LogDirectory
     from headrace.client.opened.directory import open as open
+    from headrace.client.opened.fetched import CopiedPartition as CopiedPartition
+    from headrace.client.opened.fetched import fetch as fetch
     from headrace.client.producer.futures import BatchFuture as BatchFuture
     from headrace.client.producer.futures import RecordFuture as RecordFuture
     from headrace.client.producer.producer import Producer as Producer
@@ -146,6 +148,7 @@ _NAMES = {
         "ProducerInterceptor",
     ),
     "headrace.client.opened.directory": ("LogDirectory", "open"),
+    "headrace.client.opened.fetched": ("CopiedPartition", "fetch"),
     "headrace.client.producer.futures": (
         "BatchFuture",
         "RecordFuture",

@@ -25,6 +25,7 @@ from headrace.cli.common.session import Clients, SdkClients, Session, command, o
 from headrace.cli.common.stop_signals import stop_signals
 from headrace.cli.completion import PROGRAM, completion
 from headrace.cli.doctor import commands as doctor
+from headrace.cli.fetch import commands as fetch
 from headrace.cli.grant import commands as grant
 from headrace.cli.group import commands as group
 from headrace.cli.help_topics import help_command
@@ -63,6 +64,7 @@ app.add_typer(partition.app, name="partition")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("sql")(sql.sql)
+app.command("fetch")(fetch.fetch)
 app.add_typer(table.app, name="table")
 app.add_typer(group.app, name="group")
 app.add_typer(cluster.app, name="cluster")

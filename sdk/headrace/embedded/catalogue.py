@@ -2,7 +2,8 @@
 
     format      FORMAT_VERSION
     revision    number of the last change, from 1
-    topics      name, topic_id (hexadecimal), partitions, configs (those that differ from the defaults), created_ms
+    topics      name, topic_id (hexadecimal), partitions, configs (those that differ from the defaults),
+                created_ms, origin (of a copy: the cluster)
 
 A change is durable before it takes effect. Thread-safe.
 """
@@ -36,6 +37,8 @@ class DirectoryTopic:
     configs: Mapping[str, str]
     """Settings that differ from the defaults."""
     created_ms: int
+    origin: str = ""
+    """Cluster of which the topic is a copy; empty for a topic of the directory itself."""
 
     @cached_property
     def config(self) -> TopicConfig:
@@ -84,7 +87,12 @@ class DirectoryTopics:
             )
         topics = [
             DirectoryTopic(
-                each["name"], bytes.fromhex(each["topic_id"]), each["partitions"], each["configs"], each["created_ms"]
+                each["name"],
+                bytes.fromhex(each["topic_id"]),
+                each["partitions"],
+                each["configs"],
+                each["created_ms"],
+                each.get("origin", ""),
             )
             for each in stored["topics"]
         ]
@@ -145,4 +153,5 @@ def _fields(topic: DirectoryTopic) -> dict[str, object]:
         "partitions": topic.partitions,
         "configs": dict(topic.configs),
         "created_ms": topic.created_ms,
+        "origin": topic.origin,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from headrace.embedded.catalogue import DirectoryTopic
@@ -200,9 +201,7 @@ class DirectoryCluster:
             response.result.name, response.result.topic_id = topic.name, topic.topic_id
             configs = alter_topic_configs(topic.configs, dict(request.set), list(request.unset))
             if not request.validate_only:
-                directory.configure(
-                    DirectoryTopic(topic.name, topic.topic_id, topic.partitions, configs, topic.created_ms)
-                )
+                directory.configure(replace(topic, configs=configs))
         except HeadraceError as error:
             response.result.error.CopyFrom(to_detail(error))
         return response

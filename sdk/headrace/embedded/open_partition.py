@@ -19,7 +19,7 @@ from headrace.partition.batch_checks import AppendResult, check_produced, find_c
 from headrace.partition.log_settings import log_settings
 from headrace.partition.producer_recovery import SnapshotClock, rebuild_producers
 from headrace.partition.producers import ProducerWindows
-from headrace.wire.batch import BatchHeader
+from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.batch_runs import BatchRun
 from headrace.wire.columns import check_columns
 from headrace.wire.errors import HeadraceError
@@ -119,6 +119,24 @@ class DirectoryPartition:
             except HeadraceError as error:
                 result.error = error
             return result
+
+    def copy(self, batches: bytes) -> int:
+        """Append whole batches as a cluster has them; return the log end.
+
+        Raises:
+            CorruptBatchError: If they do not continue the log.
+            StorageFullError, StorageOfflineError: As an append.
+        """
+        with self.lock:
+            if not self.log_end_offset and not self.log.size_bytes:
+                first = read_header(batches)
+                if first.base_offset:
+                    self.log.reset_to(first.base_offset, first.previous_crc)
+            headers = self.log.append_replicated(batches)
+            for header in headers:
+                self.producers.record_batch(header)
+            self.leader_epoch = max(self.leader_epoch, int(self.log.last_epoch))
+            return self.log_end_offset
 
     def _check_compressed(self, batches: Sequence[bytes]) -> dict[int, HeadraceError | None] | None:
         config = self.topic.config

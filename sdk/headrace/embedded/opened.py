@@ -13,7 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from headrace.embedded.catalogue import FILE as TOPICS_FILE
@@ -31,7 +31,7 @@ from headrace.log.os_filesystem import OsFileSystem
 from headrace.log.settings import DiskLimits
 from headrace.partition.log_settings import log_settings
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import HeadraceError, InvalidRequestError, TopicAlreadyExistsError
 
 BEGUN_FILES = ("lock", "identity.tmp")
 """What a crash may leave of a directory that was being made."""
@@ -117,8 +117,10 @@ class OpenDirectory:
                 log = self._directory.open_log(topic.topic_id, number, log_settings(topic.config))
                 # After a crash, other records may follow at offsets that a reader has seen: in a new epoch, as by a new
                 # leader.
-                epoch = log.last_epoch if self._is_clean and log.last_epoch >= 0 else log.last_epoch + 1
-                log.start_epoch(epoch)
+                is_continued = (self._is_clean or bool(topic.origin)) and log.last_epoch >= 0
+                epoch = log.last_epoch if is_continued else log.last_epoch + 1
+                if not topic.origin:
+                    log.start_epoch(epoch)
                 partition = DirectoryPartition(topic, number, log, epoch)
                 self._partitions[topic.topic_id, number] = partition
                 self._bounds.begin(topic.topic_id, number, _bounds_of(partition))
@@ -139,7 +141,12 @@ class OpenDirectory:
         return self._partitions[topic.topic_id, number]
 
     def writable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
-        """See `Partitions`."""
+        """See `Partitions`; a copy of a cluster's topic is not writable."""
+        if topic.origin:
+            raise InvalidRequestError(
+                f"topic {topic.name} is a copy of one in cluster {topic.origin}, which is only read",
+                action="Write to the cluster and fetch the topic again, or write to another topic.",
+            )
         return self.readable(topic, number)
 
     def show(self) -> None:
@@ -159,6 +166,26 @@ class OpenDirectory:
             self.topics.put(topic)
             self._open_partitions(topic)
             self._bounds.show(self.topics.revision)
+
+    def adopt(self, name: str, topic_id: bytes, partitions: int, configs: Mapping[str, str], origin: str) -> None:
+        """Create or continue a copy of a cluster's topic.
+
+        Raises:
+            TopicAlreadyExistsError: If another topic has its name.
+        """
+        with self._lock:
+            known = self.topics.by_name.get(name)
+            if known is not None and known.topic_id != topic_id:
+                raise TopicAlreadyExistsError(
+                    f"{self.path} has another topic named {name}",
+                    action="Fetch the topic into another directory, or delete that one.",
+                )
+            created_ms = time.time_ns() // 1_000_000 if known is None else known.created_ms
+            self._replace(DirectoryTopic(name, topic_id, partitions, configs, created_ms, origin))
+
+    def copied(self, topic_id: bytes, number: int) -> DirectoryPartition:
+        """Return a partition of a copy."""
+        return self._partitions[topic_id, number]
 
     def grow(self, topic: DirectoryTopic, partitions: int) -> None:
         """Add partitions to a topic."""

@@ -226,12 +226,13 @@ def command(
         connects: adds `--bootstrap-servers`, `--dir` and `--timeout`.
         makes_directory: the directory of `--dir` need not exist.
 
-    A function's own parameter `output` replaces the shared one.
+    A function's own parameter, such as `output`, replaces the shared one of its name.
     """
 
     def decorate(function: Callable[Concatenate[Session, Parameters], None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        shared = _shared_parameters(connects=connects, own_output=any(each.name == "output" for each in own))
+        names = {each.name for each in own}
+        shared = [each for each in _shared_parameters(connects=connects) if each.name not in names]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
         @functools.wraps(function)
@@ -267,10 +268,8 @@ def _servers(taken: Mapping[str, Any]) -> str:
     return f"dir:{directory}" if directory else taken.get("bootstrap_servers", "")
 
 
-def _shared_parameters(*, connects: bool, own_output: bool) -> list[inspect.Parameter]:
-    rows: list[tuple[str, Any, Any]] = []
-    if not own_output:
-        rows.append(("output", Output, OutputFormat.TABLE))
+def _shared_parameters(*, connects: bool) -> list[inspect.Parameter]:
+    rows: list[tuple[str, Any, Any]] = [("output", Output, OutputFormat.TABLE)]
     if connects:
         rows.append(("bootstrap_servers", BootstrapServers, "localhost:7170"))
         rows.append(("directory", Directory, ""))

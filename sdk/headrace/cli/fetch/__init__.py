@@ -1,0 +1,1 @@
+"""`headrace fetch`: a topic of a cluster as a directory."""

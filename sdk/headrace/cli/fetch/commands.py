@@ -1,0 +1,78 @@
+"""`headrace fetch`: a topic of a cluster as a directory."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.common.names import Topic
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection, bytes_text
+from headrace.cli.common.session import Session, UsageProblem, command
+
+if TYPE_CHECKING:
+    from headrace.client.opened.fetched import CopiedPartition
+
+TOLD_SECONDS = 2.0
+"""Interval of progress."""
+
+_COLUMNS = (
+    Column("PARTITION", "partition"),
+    Column("START", "start_offset"),
+    Column("END", "end_offset"),
+    Column("COPIED", "records"),
+    Column("BYTES", "size_bytes"),
+)
+Target = Annotated[
+    Path,
+    typer.Option("--dir", metavar="DIRECTORY", help="Directory for the copy; made if there is none.", file_okay=False),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until",
+        metavar="OFFSET|TIME",
+        help="End of the copy: an offset, or a time such as 2026-11-21T10:00Z; everything visible now by default.",
+    ),
+]
+
+
+@command()
+def fetch(session: Session, *, topic: Topic, directory: Target, until: Until = None) -> None:
+    """Copy a topic of a cluster to a directory, byte for byte: offsets, epochs and checksums stay.
+
+    The same command continues a copy. Read it with `--dir`, or in Python with headrace.open.
+
+    \b
+    Examples:
+      headrace fetch clicks --dir events
+      headrace fetch clicks --dir events --until 2026-11-21T10:00Z
+    """
+    from headrace.client.opened.fetched import fetch as copy
+
+    told_at = time.monotonic()
+
+    def tell(copied: "CopiedPartition") -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= TOLD_SECONDS:
+            told_at = time.monotonic()
+            session.note(f"partition {copied.partition}: {bytes_text(copied.size_bytes)} up to {copied.end_offset}")
+
+    found = copy(topic, directory, until=_end(until), progress=tell, **session.settings())
+    rows: list[dict[str, JsonValue]] = [each._asdict() for each in found]
+    session.show(
+        Report({"topic": topic, "directory": str(directory), "partitions": rows}, (TableSection(_COLUMNS, rows),))
+    )
+
+
+def _end(text: str | None) -> int | datetime | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageProblem(f"--until {text!r} is neither an offset nor a time, for example 2026-11-21T10:00Z") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
