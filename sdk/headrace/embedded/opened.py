@@ -31,7 +31,7 @@ from headrace.log.os_filesystem import OsFileSystem
 from headrace.log.settings import DiskLimits
 from headrace.partition.log_settings import log_settings
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import HeadraceError, InvalidRequestError, TopicAlreadyExistsError
+from headrace.wire.errors import HeadraceError, InvalidConfigError, InvalidRequestError, TopicAlreadyExistsError
 
 BEGUN_FILES = ("lock", "identity.tmp")
 """What a crash may leave of a directory that was being made."""
@@ -70,6 +70,8 @@ class OpenDirectory:
             )  # fmt: skip
         except DirectoryInUseError:
             raise in_use(path, writer_of(path)) from None
+        except InvalidConfigError as error:  # Its words are for the operator of a broker.
+            raise _unusable(path, error) from error
         self.identity = identity
         self._lock = threading.RLock()
         """Guards the partitions and the topics."""
@@ -315,6 +317,16 @@ def _identity_of(path: str, filesystem: FileSystem, *, creates: bool) -> tuple[s
             f"there is no directory {path}", retriable=False, action="Check the path; headrace.open makes a new one."
         )
     return IDENTITY_PREFIX + secrets.token_hex(8), True
+
+
+def _unusable(path: str, error: InvalidConfigError) -> WrongDirectoryError:
+    cause = error.__cause__
+    why = f"{cause.filename or path}: {cause.strerror}" if isinstance(cause, OSError) else error.message
+    return WrongDirectoryError(
+        f"{path} cannot be opened for writing: {why}",
+        retriable=False,
+        action="Name a directory on a local file system that you may write to, or open it with read_only=True.",
+    )
 
 
 def _boot_id() -> str:

@@ -141,6 +141,11 @@ def directory_error(path: str, error: OSError) -> HeadraceError:
             f"data_dir is {path}, and {error.filename or path} is not a directory",
             action="Set data_dir to a directory, or to a path that does not exist yet.",
         )
+    if error.errno in (errno.ENOLCK, errno.ENOTSUP):
+        return InvalidConfigError(
+            f"data_dir is {path}, whose file system has no locks: {error.strerror or error}",
+            action="Set data_dir to a directory on a local file system.",
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
         return InvalidConfigError(
             f"data_dir is {path}; {error.filename or path}: {error.strerror or error}", action=_next_step(path, error)

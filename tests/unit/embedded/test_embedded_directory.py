@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -261,3 +263,38 @@ def test_copies_are_one_whatever_is_asked(tmp_path):
         assert any("one copy" in warning for warning in created.warnings)
         with pytest.raises(headrace.InvalidRequestError, match="a directory has no"):
             log.admin.list_users()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EACCES, errno.EROFS])
+def test_a_directory_that_cannot_be_written_is_named_with_the_reason(tmp_path, monkeypatch, number):
+    def refuse(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(headrace.WrongDirectoryError, match=os.strerror(number)) as found:
+        headrace.open(tmp_path / "events")
+    assert "read_only" in found.value.action
+
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path / "events").write_text("")
+    with pytest.raises(headrace.WrongDirectoryError, match="events"):
+        headrace.open(tmp_path / "events")
+
+
+def test_a_full_disk_refuses_appends_and_serves_reads(tmp_path, monkeypatch):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks")
+        with log.producer() as producer:
+            producer.send("clicks", b"1").result(WAIT)
+        full = log._server.directory._directory._environment.space
+        monkeypatch.setattr(full, "refusing", True)
+        producer = log.producer(delivery_timeout_ms=500, request_timeout_ms=400)
+        with pytest.raises(headrace.TimedOutError, match=r"the disk of .* is full"):
+            producer.send("clicks", b"2").result(WAIT)
+        assert [record.value for record in log.reader("clicks")] == [b"1"]
+        with pytest.raises(headrace.DeliveryError):
+            producer.close()
+        monkeypatch.setattr(full, "refusing", False)
+        with log.producer() as again:
+            assert again.send("clicks", b"3").result(WAIT).offset == 1

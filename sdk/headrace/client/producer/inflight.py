@@ -245,6 +245,7 @@ class InFlightRequests:
     def _succeeded(self, part: RequestPart, answer: PartitionResponse, finished: list[Finished]) -> None:
         part.partition_queue.recovering = part.partition_queue.seeks_leader = False
         part.partition_queue.failures = 0
+        part.partition_queue.last_error = None
         first = 0
         for batch in part.batches:
             batch.pending.repeated = answer.repeated
@@ -258,6 +259,7 @@ class InFlightRequests:
         partition_queue = part.partition_queue
         partition_queue.recovering = True
         partition_queue.failures += 1
+        partition_queue.last_error = error
         appended = len(answer.base_offsets)
         first = 0
         back: list[SealedBatch] = []
@@ -338,10 +340,11 @@ class InFlightRequests:
             return "no coordinator gave a producer id"
         if self._cluster_metadata.leader(partition_queue.where) is None:
             return "the partition has no leader that is known"
-        return (
-            f"{partition_queue.failures} tries failed"
-            if partition_queue.failures
-            else "the broker was busy with earlier requests"
+        if not partition_queue.failures:
+            return "the broker was busy with earlier requests"
+        last = partition_queue.last_error
+        return f"{partition_queue.failures} tries failed" + (
+            "" if last is None else f", the last one because {last.message}"
         )
 
     def metadata_changed(self) -> list[Finished]:

@@ -75,6 +75,7 @@ class PartitionQueue:
         "failed_epoch",
         "failures",
         "flying",
+        "last_error",
         "needs_epoch",
         "queued",
         "recovering",
@@ -96,6 +97,7 @@ class PartitionQueue:
         self.recovering = False
         self.needs_epoch = False
         self.failures = 0
+        self.last_error: HeadraceError | None = None
         self.retry_at_ms = 0
         self.failed_epoch = -1
         """Leader epoch to which the back-off applies; the leader of a newer one is tried at once."""

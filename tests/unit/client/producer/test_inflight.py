@@ -201,7 +201,7 @@ def test_a_refused_connection_is_tried_again_and_nothing_is_in_doubt(attempts, s
     ((ended, _, error),) = sending.in_flight_requests.expire(sending.now_ms)
     assert ended is batch
     assert error.outcome == Outcome.NOT_APPLIED
-    assert f"{attempts} tries failed" in error.message
+    assert f"{attempts} tries failed, the last one because " in error.message
 
 
 @pytest.mark.parametrize("error", [ThrottledError("slow", retry_after_ms=40), StorageFullError("full")])
