@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace.embedded.open_partition import DirectoryPartition
@@ -26,6 +26,8 @@ class Written(NamedTuple):
     """Request that was written."""
 
     response: broker_pb2.ProduceResponse
+    partitions: list[DirectoryPartition]
+    """Partitions that were written."""
     unflushed: list[tuple[DirectoryPartition, broker_pb2.PartitionProduceResult]]
     """Partitions to flush, with their results."""
     waits: bool
@@ -35,8 +37,10 @@ class Written(NamedTuple):
 class AppendQueue:
     """The two threads. They start with the first request."""
 
-    def __init__(self, write: Callable[[SplicedMessage], Written], visible: Callable[[], None]) -> None:
-        """`write` appends a request, or raises the error for all of it; `visible` is called when records become so."""
+    def __init__(
+        self, write: Callable[[SplicedMessage], Written], visible: Callable[[Iterable[DirectoryPartition]], None]
+    ) -> None:
+        """`write` appends a request, or raises the error for all of it; `visible` is told where records become so."""
         self._write = write
         self._visible = visible
         self._lock = threading.Lock()
@@ -84,7 +88,7 @@ class AppendQueue:
                 if written.waits:
                     continue
             else:
-                self._visible()
+                self._visible(written.partitions)
             done(written.response, None)
         self._unflushed.put(None)
 
@@ -102,7 +106,7 @@ class AppendQueue:
                     partition.flush()
                 except HeadraceError as error:
                     errors[partition] = error
-            self._visible()
+            self._visible({partition for written, _ in found for partition in written.partitions})
             for written, done in found:
                 for partition, result in written.unflushed:
                     if partition in errors:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace.embedded.group_offsets import DirectoryOffset, GroupFile, GroupFiles
@@ -229,6 +229,17 @@ class DirectoryGroups:
                 if entry.group.members:
                     self._expire(group_id, entry, time.monotonic())
                     self._apply(group_id, entry, [])
+
+    def keep(self, topic_ids: Collection[bytes]) -> None:
+        """Forget the offsets of all topics but these. Raises as a commit."""
+        with self._lock:
+            for group_id, entry in self._groups.items():
+                offsets = {where: each for where, each in entry.file.offsets.items() if where[0] in topic_ids}
+                begun = {topic_id: first for topic_id, first in entry.file.begun.items() if topic_id in topic_ids}
+                if len(offsets) < len(entry.file.offsets) or len(begun) < len(entry.file.begun):
+                    file = replace(entry.file, offsets=offsets, begun=begun)
+                    self._files.write(group_id, file)
+                    entry.file = file
 
     # --- offsets ---
 

@@ -151,10 +151,11 @@ class OpenDirectory:
             )
         return self.readable(topic, number)
 
-    def show(self) -> None:
-        """Let readers in other processes see what has become visible."""
-        for (topic_id, number), partition in list(self._partitions.items()):
+    def show(self, partitions: Iterable[DirectoryPartition] | None = None) -> None:
+        """Let readers in other processes see what has become visible, in some partitions or in all."""
+        for partition in list(self._partitions.values()) if partitions is None else partitions:
             if partition.is_changed():
+                topic_id, number = partition.topic.topic_id, partition.number
                 with self._lock:
                     if (topic_id, number) in self._partitions:
                         self._bounds.write(topic_id, number, _bounds_of(partition))

@@ -94,6 +94,7 @@ class DirectoryRecords:
         """
         request: broker_pb2.ProduceRequest = spliced.message
         response = broker_pb2.ProduceResponse()
+        written: list[DirectoryPartition] = []
         unflushed: list[tuple[DirectoryPartition, broker_pb2.PartitionProduceResult]] = []
         in_order = iter(spliced.batches)
         waits = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
@@ -110,6 +111,7 @@ class DirectoryRecords:
                 except HeadraceError as error:
                     result.error.CopyFrom(to_detail(error))
                     continue
+                written.append(partition)
                 result.base_offsets.extend(appended.base_offsets)
                 result.repeated_batches = appended.repeated
                 result.append_timestamp_ms = appended.append_timestamp_ms
@@ -119,7 +121,7 @@ class DirectoryRecords:
                     result.error.CopyFrom(to_detail(appended.error))
                 if appended.end_offset and partition.topic.config.counts_flushed:
                     unflushed.append((partition, result))
-        return Written(response, unflushed, waits)
+        return Written(response, written, unflushed, waits)
 
     # --- fetch ---
 

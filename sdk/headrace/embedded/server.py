@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.embedded.cluster import DirectoryCluster
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
+from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.opened import OpenDirectory
 from headrace.embedded.polls import Attempt, Ended, Polls
 from headrace.embedded.records import DirectoryRecords
@@ -109,7 +110,7 @@ class DirectoryServer:
             ("cluster", "GetMetadata"): cluster.metadata,
             ("cluster", "DescribeCluster"): cluster.describe_cluster,
             ("cluster", "CreateTopics"): self._changing(cluster.create),
-            ("cluster", "DeleteTopics"): self._changing(cluster.delete),
+            ("cluster", "DeleteTopics"): self._changing(self._delete_topics),
             ("cluster", "CreatePartitions"): self._changing(cluster.grow),
             ("cluster", "DescribeConfigs"): cluster.describe_configs,
             ("cluster", "AlterConfigs"): self._changing(cluster.alter_configs),
@@ -140,11 +141,18 @@ class DirectoryServer:
 
         return handle
 
-    def _visible(self) -> None:
-        """Let readers see what has changed."""
+    def _visible(self, partitions: Iterable[DirectoryPartition] | None = None) -> None:
+        """Let readers see what has changed, in some partitions or in all."""
         if isinstance(self.directory, OpenDirectory):
-            self.directory.show()
+            self.directory.show(partitions)
         self._polls.notify()
+
+    def _delete_topics(self, request: Any) -> Any:
+        response = self._cluster.delete(request)
+        left = {topic.topic_id for topic in self.directory.all_topics()}
+        self._tables.keep(left)
+        self._writing_groups().keep(left)
+        return response
 
     # --- calls ---
 

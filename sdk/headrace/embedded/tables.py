@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -99,6 +99,10 @@ class DirectoryTableState:
             position += header.batch_bytes
             batches.append(decode_batch(batch, max_payload_bytes=LIMITS.max_payload_bytes))
         return batches
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._batches.clear()
 
     def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
         """Return the values of records by offset, without those that are not in the log any more."""
@@ -205,6 +209,12 @@ class DirectoryTables:
         if partition.topic.config.counts_flushed:
             partition.flush()
         return tables_pb2.WriteRowResponse(applied=True, version=result.end_offset - 1, records=len(write.columns))
+
+    def keep(self, topic_ids: Collection[bytes]) -> None:
+        """Forget the states of all topics but these."""
+        with self._lock:
+            for partition in [each for each in self._states if each.topic.topic_id not in topic_ids]:
+                self._states.pop(partition).close()
 
     def expired_end(self, partition: DirectoryPartition) -> int:
         """Let the columns expire that have; return up to where a table's log may be compacted."""

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import headrace
 import pytest
@@ -298,3 +299,60 @@ def test_a_full_disk_refuses_appends_and_serves_reads(tmp_path, monkeypatch):
         monkeypatch.setattr(full, "refusing", False)
         with log.producer() as again:
             assert again.send("clicks", b"3").result(WAIT).offset == 1
+
+
+def test_a_deleted_topic_leaves_nothing(tmp_path):
+    path = tmp_path / "events"
+    with headrace.open(path) as log:
+        log.admin.create_topic("kept")
+        log.admin.create_topic("users", config={"cleanup_policy": "compact", "table": "yes"})
+        with log.table("users") as users:
+            users.put("u17", {"name": "Ada"})
+            assert users.get("u17")["name"] == "Ada"
+        with log.consumer("users", "kept", group_id="g", auto_offset_reset="earliest") as consumer:
+            while not consumer.poll(1.0):
+                pass
+            consumer.commit()
+        assert log.admin.group_offsets("g")
+        before = len(list(path.glob("*-0")))
+        log.admin.delete_topic("users")
+        assert len(list(path.glob("*-0"))) == before - 1
+        assert {where.topic for where in log.admin.group_offsets("g")} <= {"kept"}
+        log.admin.create_topic("users", config={"cleanup_policy": "compact", "table": "yes"})
+        with log.table("users") as users:
+            assert users.get("u17") is None
+    with headrace.open(path) as log:
+        assert log.topics() == ["kept", "users"]
+
+
+def test_settings_and_partitions_are_changed(tmp_path):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks")
+        log.admin.alter_config("clicks", {"retention_bytes": "1000000"})
+        log.admin.create_partitions("clicks", 3)
+        with pytest.raises(headrace.InvalidPartitionsError):
+            log.admin.create_partitions("clicks", 2)
+    with headrace.open(tmp_path / "events") as log:
+        assert log.admin.describe_config("clicks")["retention_bytes"].value == "1000000"
+        assert len(log.admin.describe_topic("clicks").partitions) == 3
+        with log.producer() as producer:
+            assert producer.send("clicks", b"1", partition=2).result(WAIT).offset == 0
+        assert log.admin.list_offsets("clicks", "latest")[headrace.TopicPartition("clicks", 2)].offset == 1
+        deleted = log.admin.delete_records("clicks", {2: 1})
+        assert deleted[0].log_start_offset == 1
+
+
+def test_retention_removes_old_segments(tmp_path):
+    with headrace.open(tmp_path / "events") as log:
+        config = {"segment_bytes": 1 << 16, "max_batch_bytes": 1 << 14, "retention_bytes": 1 << 17}
+        log.admin.create_topic("clicks", config=config)
+        with log.producer(batch_records=20) as producer:
+            for _ in range(5000):
+                producer.send("clicks", b"x" * 100)
+        partition = next(iter(log._server.directory._partitions.values()))
+        before = partition.log.segment_count
+        partition.retain(time.time_ns() // 1_000_000)
+        assert partition.log.segment_count < before
+        assert partition.log_start_offset > 0
+        first = next(iter(log.reader("clicks")))
+        assert first.offset <= partition.log_start_offset < 5000
