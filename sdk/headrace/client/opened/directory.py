@@ -4,8 +4,9 @@ with headrace.open("events") as log:
     log.admin.create_topic("clicks")
     with log.producer() as producer:
         producer.send("clicks", b"hello")
-    for record in log.reader("clicks"):
-        print(record.value)
+    with log.reader("clicks") as reader:
+        for record in reader:
+            print(record.value)
 """
 
 import os

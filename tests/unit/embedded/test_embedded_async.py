@@ -1,0 +1,47 @@
+"""`headrace.aio.open`: the asyncio classes on a directory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import headrace
+import pytest
+from headrace import aio
+
+
+async def test_records_groups_and_tables(tmp_path):
+    async with await aio.open(tmp_path / "events") as log:
+        await log.admin.create_topic("clicks", partitions=2)
+        async with log.producer() as producer:
+            futures = [await producer.send("clicks", b"%d" % number) for number in range(100)]
+            assert {(await future).topic for future in futures} == {"clicks"}
+        async with log.reader("clicks") as reader:
+            assert sorted([int(record.value) async for record in reader]) == list(range(100))
+        async with log.consumer("clicks", group_id="g", auto_offset_reset="earliest") as consumer:
+            found = 0
+            while found < 100:
+                found += len(await consumer.poll(10))
+            await consumer.commit()
+        assert sum(each.offset for each in (await log.admin.group_offsets("g")).values()) == 100
+        await log.admin.create_topic("users", config={"cleanup_policy": "compact", "table": "yes"})
+        async with log.table("users") as users:
+            await users.put("u17", {"name": "Ada"})
+            assert (await users.get("u17"))["name"] == "Ada"
+        assert log.topics() == ["clicks", "users"]
+
+
+async def test_a_wait_for_records_ends_when_they_come_or_with_its_task(tmp_path):
+    async with await aio.open(tmp_path / "events") as log:
+        await log.admin.create_topic("clicks")
+        async with log.consumer(auto_offset_reset="earliest") as consumer, log.producer(linger_ms=0) as producer:
+            await consumer.assign([headrace.TopicPartition("clicks", 0)])
+            waiting = asyncio.create_task(consumer.poll(None))
+            await asyncio.wait([waiting], timeout=0.1)
+            assert not waiting.done()
+            await (await producer.send("clicks", b"1"))
+            assert [record.value for record in await asyncio.wait_for(waiting, 30)] == [b"1"]
+            cancelled = asyncio.create_task(consumer.poll(None))
+            await asyncio.wait([cancelled], timeout=0.1)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
