@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from headrace.wire.errors import MetastoreUnavailableError, Outcome
 from headrace_server.metastore.api import (
@@ -28,9 +28,10 @@ from headrace_server.metastore.api import (
     WatchEvent,
     WatchEvents,
 )
+from headrace_server.metastore.state import Committed, Snapshot
 from headrace_server.partition_state import PartitionState, decode
 
-from tests.fakes.memory_metastore import MemoryMetastore, _Lease
+from tests.fakes.memory_metastore import MemoryMetastore
 from tests.simulation.network import Network, Stream
 from tests.simulation.world import NodeClock, Process, SimulationError, Wait, WallClock, World
 
@@ -58,15 +59,6 @@ class EtcdRates:
     duplicated_event_rate: float = 0.0
 
 
-class Backup(NamedTuple):
-    """A snapshot of etcd: its keys with their revisions, and its leases."""
-
-    revision: int
-    keys: dict[str, KeyValue]
-    leases: dict[int, tuple[int, tuple[str, ...]]]
-    """Time to live in milliseconds, and keys."""
-
-
 class Store(MemoryMetastore):
     """The shipped fake, with its history kept for the checks."""
 
@@ -75,9 +67,9 @@ class Store(MemoryMetastore):
         self.on_commit: list[Callable[[int, Sequence[WatchEvent]], None]] = []
         self._versions: dict[str, tuple[list[int], list[KeyValue | None]]] = {}
 
-    def _commit(self, revision: int, events: list[WatchEvent]) -> None:
-        super()._commit(revision, events)
-        for event in events:
+    def _on_commit(self, committed: Committed) -> None:
+        revision = committed.revision
+        for event in committed.events:
             key, key_value = (
                 (event.key_value.key, event.key_value) if isinstance(event, PutEvent) else (event.key, None)
             )
@@ -85,21 +77,21 @@ class Store(MemoryMetastore):
             revisions.append(revision)
             values.append(key_value)
         for callback in self.on_commit:
-            callback(revision, events)
+            callback(revision, committed.events)
 
     @property
     def revision(self) -> int:
         """The revision of the last write."""
-        return self._revision
+        return self.state.revision
 
     @property
     def compacted(self) -> int:
         """The revision up to which the history is forgotten."""
-        return self._compact_revision
+        return self.state.compact_revision
 
     def now(self, key: str) -> KeyValue | None:
         """One key's present value."""
-        return self._keys.get(key)
+        return self.state.get(key)
 
     def at(self, key: str, revision: int) -> KeyValue | None:
         """One key as it stood at `revision`."""
@@ -114,37 +106,35 @@ class Store(MemoryMetastore):
 
     def events_from(self, revision: int) -> list[tuple[int, tuple[WatchEvent, ...]]]:
         """What was written at `revision` and later."""
-        return self._history_from(revision)
+        return [(each.revision, each.events) for each in self.state.history_from(revision)]
 
-    def back_up(self) -> Backup:
+    def back_up(self) -> Snapshot:
         """Take a snapshot."""
-        leases = {lease_id: (lease.ttl_ms, tuple(lease.keys)) for lease_id, lease in self._leases.items()}
-        return Backup(self._revision, dict(self._keys), leases)
+        return self.state.snapshot()
 
-    def put_back(self, backup: Backup, revision: int) -> None:
+    def put_back(self, backup: Snapshot, revision: int) -> None:
         """Hold what a snapshot holds, at `revision`, with the history compacted and the leases' time anew."""
-        now_ms = self._clock.boottime_ms()
-        self._keys, self._history = dict(backup.keys), []
-        self._revision = self._compact_revision = revision
-        self._leases = {
-            lease_id: _Lease(ttl_ms, now_ms + ttl_ms, dict.fromkeys(keys))
-            for lease_id, (ttl_ms, keys) in backup.leases.items()
-        }
+        self.state.leases.clear()
+        again = replace(backup, revision=revision, next_lease_id=self.state.next_lease_id)
+        self.state.restore(again, self._now_ms())
+        self.state.compact(revision)
+        self._visible = revision
         for revisions, values in self._versions.values():
             count = bisect_right(revisions, backup.revision)
             del revisions[count:], values[count:]
 
     def lease_ids(self) -> list[int]:
         """The leases that have not ended."""
-        return list(self._leases)
+        return list(self.state.leases)
 
     def end_lease(self, lease_id: int) -> None:
         """End a lease before its time."""
-        self._end_lease(lease_id)
+        self.state.end_lease(lease_id)
+        self._note_changes()
 
     def prolong_leases(self, by_ms: int) -> None:
         """Extend every lease, as a new leader of etcd does (H75)."""
-        for lease in self._leases.values():
+        for lease in self.state.leases.values():
             lease.expires_ms += by_ms
 
 
@@ -181,7 +171,7 @@ class Etcd:
             self.store.expire_leases()
         self.world.after(TICK_MS, self.process, "", self._tick)
 
-    def put_back(self, backup: Backup, revision: int) -> None:
+    def put_back(self, backup: Snapshot, revision: int) -> None:
         """Be started anew over a snapshot: streams break, and what was on its way is gone."""
         self.process.alive = False
         self.network.process_died(self.process, silently=False)

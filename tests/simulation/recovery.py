@@ -15,9 +15,10 @@ from headrace_coordinator.recover_metadata import parse_log_state, recover_in
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import TopicIdKey
+from headrace_server.metastore.state import Snapshot
 
 from tests.fakes.memory_filesystem import Loss
-from tests.simulation.etcd import Backup, run_now
+from tests.simulation.etcd import run_now
 from tests.simulation.world import EPOCH_MS
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Recovery:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.backup: Backup | None = None
+        self.backup: Snapshot | None = None
         self.is_due = False
         """etcd is one of the past, and no new generation has begun."""
         self.stops_all = False

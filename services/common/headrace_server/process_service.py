@@ -22,7 +22,7 @@ from prometheus_client import Counter
 
 from headrace_server.clock import Clock
 from headrace_server.health import HEALTH_NAMES, Health
-from headrace_server.metastore.etcd_status import MemberStatus
+from headrace_server.metastore.api import MemberStatus
 from headrace_server.rpc import RpcServer, unary
 from headrace_server.telemetry import LOG_LEVELS, log_level, set_log_level
 from headrace_server.tls import CertificateInForce, ServiceTls

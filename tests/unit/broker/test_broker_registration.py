@@ -130,10 +130,10 @@ async def test_a_restored_etcd_is_detected_by_keys_that_only_this_broker_writes(
     """H81: the session is in the backup, and others have raised etcd's revision above all that was seen since."""
     made = bench.registration(1)
     await made.register()
-    keys = dict(bench.memory._keys)
+    before = bench.memory.state.snapshot()
     assert await made.announce_version()
     announced = bench.directories[1].announced
-    bench.memory._keys = keys
+    bench.memory.state.restore(before, bench.clock.boottime_ms())
     for number in range(10):
         await bench.memory.txn([], success=[Put(f"other/{number}", b"")])
     if runs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from headrace_server.metastore.etcd_status import MemberStatus, effective_quota_bytes
+from headrace_server.metastore.api import MemberStatus
+from headrace_server.metastore.etcd_status import effective_quota_bytes
 
 GIB = 1 << 30
 

@@ -72,7 +72,7 @@ async def test_a_join_that_is_sent_again_elsewhere_is_the_same_join(pair):
     await b.pause_view()
     one, again = Caller(1), Caller(1)
     await one.beat(a)
-    leases = parts.memory._leases
+    leases = parts.memory.state.leases
     assert len(leases) == 1
     joining = asyncio.create_task(again.beat(b))
     await until(lambda: len(leases) == 2)
@@ -451,7 +451,7 @@ async def test_a_group_takes_no_more_than_fits_into_its_key(a, monkeypatch, one)
     assert isinstance(await error_of(one.beat(a, topics=larger)), GroupTooLargeError)
     await one.beat(a)
     assert a.group.members[one.id].topics == ("t",)
-    assert len(a.parts.memory._leases) == 1
+    assert len(a.parts.memory.state.leases) == 1
 
 
 async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(a, monkeypatch):
@@ -500,7 +500,7 @@ async def test_leaving_twice_is_leaving(pair, one, two):
     await b.call("LeaveGroup", request)
     await one.beat(a)
     assert one.numbers == [0, 1, 2, 3]
-    assert len(parts.memory._leases) == 1
+    assert len(parts.memory.state.leases) == 1
     await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="unknown", member_id=two.id))
 
 
@@ -537,7 +537,7 @@ async def test_bad_heartbeats_are_refused_and_leave_nothing(a, fields, error):
     assert type(refused) is error
     assert refused.message
     assert not (await a.parts.memory.range(a.parts.keyspace.groups_prefix)).key_values
-    assert not a.parts.memory._leases
+    assert not a.parts.memory.state.leases
 
 
 async def test_a_lost_compare_whose_cause_the_view_shows_already_is_tried_again_at_once(pair, monkeypatch):

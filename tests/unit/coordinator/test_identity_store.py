@@ -8,8 +8,7 @@ import pytest
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import ConflictError, InvalidRequestError, MetadataLimitError, Outcome
 from headrace_coordinator.core import identity_rules
-from headrace_server.metastore.api import Delete, Put
-from headrace_server.metastore.etcd_status import MemberStatus
+from headrace_server.metastore.api import Delete, MemberStatus, Put
 
 from tests.fakes.identity_parts import identity_parts
 from tests.fakes.lossy_metastore import LOST, NEVER, LossyMetastore

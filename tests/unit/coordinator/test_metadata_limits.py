@@ -14,7 +14,7 @@ from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
-from headrace_server.metastore.etcd_status import MemberStatus
+from headrace_server.metastore.api import MemberStatus
 
 from tests.fakes.written_keys import WrittenKeys
 

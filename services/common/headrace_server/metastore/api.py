@@ -1,7 +1,7 @@
 """Interface to etcd: typed reads, compare-and-swap transactions, leases and watches.
 
-Used by brokers and coordinators; implemented by `etcd.EtcdMetastore` and `memory.MemoryMetastore`, which pass the same
-contract tests (tests/contract). Guarantees (PROTOCOL C1-C4, H78-H82):
+Used by brokers and coordinators; implemented by `etcd.EtcdMetastore` and, for a cluster in one process and for tests,
+`local.LocalMetastore`. All pass the same contract tests (tests/contract). Guarantees (PROTOCOL C1-C4, H78-H82):
 
 - A write has two results: "succeeded" and "compare failed". Everything else (a deadline, UNAVAILABLE, a change of
   etcd's leader, NOSPACE, a cancelled call) raises `MetastoreUnknownOutcomeError`: the write may have been applied, or
@@ -189,6 +189,25 @@ class MetastoreStatus:
     database_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """Status of one endpoint, for metrics and `headrace doctor` only."""
+
+    endpoint: str
+    error: str = ""
+    """Why there was no response; the other fields are then meaningless."""
+    version: str = ""
+    answered_seconds: float = 0.0
+    database_bytes: int = 0
+    used_bytes: int = 0
+    """Part of the database that is in use; `0` before etcd 3.4."""
+    quota_bytes: int = 0
+    """Quota; `0` means unknown, because etcd reports it only since 3.6."""
+    has_leader: bool = False
+    is_learner: bool = False
+    alarms: tuple[str, ...] = ()
+
+
 class MetastoreUnknownOutcomeError(MetastoreUnavailableError):
     """A write was sent and got no response, so that it may or may not be applied. Send it again with the same compares
     until one attempt succeeds, or until the key is past the compared revision (PROTOCOL C3)."""
@@ -264,7 +283,7 @@ def _bad_txn(found: str, wanted: str) -> InvalidRequestError:
 
 
 class Metastore(Protocol):
-    """etcd or the fake. Belongs to one event loop; its methods may be called concurrently from tasks of that loop.
+    """etcd, or a store in this process. Belongs to one event loop, whose tasks may call its methods concurrently.
 
     Every method raises `MetastoreUnavailableError` (reads) or `MetastoreUnknownOutcomeError` (writes) if etcd does not
     respond within the deadline, and `MetastoreRolledBackError` if another cluster responds.
@@ -322,6 +341,13 @@ class Metastore(Protocol):
 
     async def status(self) -> MetastoreStatus:
         """Return the status of the etcd cluster."""
+
+    async def describe_members(self) -> list[MemberStatus]:
+        """Return the status of each endpoint, in the order of the settings; an unreachable one has an `error`."""
+
+    @property
+    def has_user(self) -> bool:
+        """Whether etcd knows this process as a user: by a login that it requires, or perhaps by its certificate."""
 
     async def close(self) -> None:
         """Close all connections; calls and watches in progress fail."""

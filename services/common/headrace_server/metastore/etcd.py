@@ -25,6 +25,7 @@ from headrace_server.metastore.api import (
     KeyValue,
     LeaseGrant,
     LeaseNotFoundError,
+    MemberStatus,
     MetastoreRolledBackError,
     MetastoreStatus,
     MetastoreUnknownOutcomeError,
@@ -53,7 +54,7 @@ from headrace_server.metastore.etcd_messages import (
     operation_message,
     prefix_end,
 )
-from headrace_server.metastore.etcd_status import MemberStatus, describe_member
+from headrace_server.metastore.etcd_status import describe_member
 from headrace_server.metastore.keep_alive import NoKeepAliveError
 from headrace_server.tls import TlsIdentity
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from headrace_server.metastore.api import MemberStatus
 from headrace_server.metastore.etcd_login import EtcdRefusedError, NotAuthenticatedError
 
 _ERRORS, _IN_USE, _IS_LEARNER, _QUOTA = 8, 9, 10, 12  # of StatusResponse: since etcd 3.4, 3.4, 3.4 and 3.6
@@ -22,25 +22,6 @@ DEFAULT_QUOTA_BYTES = 2 << 30
 """etcd's default limit of stored bytes (its --quota-backend-bytes)."""
 _ALARM = re.compile(rb"alarm:\s*(\w+)")
 """An alarm among the errors of a status, which every user may read; some releases reserve the RPC Alarm for root."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """Status of one endpoint."""
-
-    endpoint: str
-    error: str = ""
-    """Why there was no response; the other fields are then meaningless."""
-    version: str = ""
-    answered_seconds: float = 0.0
-    database_bytes: int = 0
-    used_bytes: int = 0
-    """Part of the database that is in use; `0` before etcd 3.4."""
-    quota_bytes: int = 0
-    """Quota; `0` means unknown, because etcd reports it only since 3.6."""
-    has_leader: bool = False
-    is_learner: bool = False
-    alarms: tuple[str, ...] = ()
 
 
 async def describe_member(endpoint: str, ask_status: Callable[[], Awaitable[Any]]) -> MemberStatus:

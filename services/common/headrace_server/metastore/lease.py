@@ -43,7 +43,7 @@ class LeaseState(Enum):
 
 
 class LeaseRenewer(Protocol):
-    """Blocking renewal of a lease: `etcd_lease.EtcdLeaseRenewer` or `memory.MemoryLeaseRenewer`."""
+    """Blocking renewal of a lease: `etcd_lease.EtcdLeaseRenewer` or `local.LocalLeaseRenewer`."""
 
     def renew(self, lease_id: int, timeout_s: float) -> int:
         """Renew once; return the TTL in ms, `0` if it ended. Raises MetastoreUnavailableError without a response."""

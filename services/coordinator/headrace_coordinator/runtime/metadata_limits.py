@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.wire.errors import MetadataLimitError
-from headrace_server.metastore.etcd_status import MemberStatus, effective_quota_bytes
+from headrace_server.metastore.api import MemberStatus
+from headrace_server.metastore.etcd_status import effective_quota_bytes
 
 from headrace_coordinator.runtime.group_view import GroupView
 
