@@ -1,4 +1,4 @@
-"""Two metastores that must behave alike: a real etcd, and the in-memory fake."""
+"""Metastores that must behave alike: a real etcd, SQLite in a file, and the in-memory fake."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,8 @@ import pytest
 from headrace_devcluster.etcd import Etcd, make_members
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
+from headrace_server.metastore.local import LocalLeaseRenewer
+from headrace_server.metastore.sqlite import TICK_SECONDS, open_sqlite
 
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_metastore import MemoryLeaseRenewer, MemoryMetastore
@@ -44,6 +46,31 @@ class MemoryWorld(World):
 
     def renewer(self):
         return MemoryLeaseRenewer(self.store, asyncio.get_running_loop())
+
+
+class SqliteWorld(World):
+    """A database in a file; time passes by itself."""
+
+    def __init__(self, prefix, path):
+        super().__init__(prefix)
+        self.path = path
+
+    @contextlib.asynccontextmanager
+    async def connected(self):
+        async with asyncio.TaskGroup() as tasks:
+            self.store = open_sqlite(self.path)
+            running = tasks.create_task(self.store.run(TICK_SECONDS))
+            try:
+                yield self.store
+            finally:
+                running.cancel()
+                await self.store.close()
+
+    def let_leases_end(self, milliseconds):
+        """Nothing to do: the scenario waits for the event."""
+
+    def renewer(self):
+        return LocalLeaseRenewer(self.store, asyncio.get_running_loop())
 
 
 class EtcdWorld(World):
@@ -92,12 +119,14 @@ def etcd_members(tmp_path):
             member.kill()
 
 
-@pytest.fixture(params=["memory", "etcd"])
-def world(request):
-    """Either metastore."""
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
+def world(request, tmp_path):
+    """Each metastore."""
     prefix = f"/contract/{request.node.originalname}/"
     if request.param == "memory":
         return MemoryWorld(prefix)
+    if request.param == "sqlite":
+        return SqliteWorld(prefix, tmp_path / "metastore.sqlite")
     return EtcdWorld(prefix, request.getfixturevalue("shared_etcd"))
 
 
