@@ -72,6 +72,15 @@ async def test_a_restart_keeps_keys_with_their_revisions(path):
         assert (await store.get("/a")).key_value.create_revision > first
 
 
+async def test_only_its_owner_may_read_the_file(path):
+    """It has the cluster's secret, and so has the write-ahead log."""
+    async with opened(path) as store:
+        await put(store, "/a")
+        files = list(path.parent.iterdir())
+        assert len(files) == 2
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+
+
 async def test_a_watch_from_before_a_restart_is_refused(path):
     """The history is not kept: a watch that may have missed events is told so, one from now on is served."""
     async with opened(path) as store:

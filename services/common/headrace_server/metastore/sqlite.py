@@ -104,7 +104,10 @@ class SqliteJournal:
         self.path = str(path)
         self.quota_bytes = quota_bytes
         self.version = f"SQLite {sqlite3.sqlite_version}"
-        is_new = not path.exists()
+        try:
+            is_new = _create(path)
+        except OSError as error:
+            raise MetastoreDamagedError(f"{path}: {error.strerror}", action="Check the directory.") from error
         try:
             self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
@@ -268,6 +271,15 @@ def _failed(path: str, error: sqlite3.Error) -> JournalFailedError:
         fatal=True,
         action="Check the disk, then start the process again: it reads what is stored.",
     )
+
+
+def _create(path: Path) -> bool:
+    """Create the file, which has secrets, for its owner alone; return False if it was there."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _sync_directory(path: Path) -> None:
