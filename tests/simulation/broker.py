@@ -274,7 +274,7 @@ class SimulatedBroker(app.BrokerServer):
         self.view: ClusterView | None = None
         self.membership: BrokerMembership | None = None
         observability = Observability(
-            Health(), DetailCollector(), LoopLagSampler(METRICS.common), MetricsAccess(is_closed=False), ""
+            Health(), DetailCollector(), LoopLagSampler([METRICS.common]), MetricsAccess(is_closed=False), ""
         )
         metastore: Any = life.metastore
         threads: Any = executor

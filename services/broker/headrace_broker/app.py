@@ -26,6 +26,7 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace.wire.request_trace import TRACE_TOPIC
+from headrace_server.client_front import ClientFront
 from headrace_server.clock import read_boot_id
 from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
@@ -93,45 +94,59 @@ async def serve(settings: BrokerSettings, stop: StopRequest) -> None:
     async with run_process(
         f"broker-{settings.broker_id}", settings, metrics.common, registry, bound={"broker_id": settings.broker_id}
     ) as process:
-        executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
-        loading = ThreadPoolExecutor(LOADING_THREADS, thread_name_prefix="load")
-        try:
+        await serve_in(process, settings, metrics, stop)
 
-            async def read_storage_id(identity: ClusterIdentity) -> bytes:
-                """Return the storage id of the last session, which a new generation may have copied."""
-                key = identity.keyspace.broker_session(settings.broker_id)
-                found = (await process.metastore.get(key)).key_value
-                return b"" if found is None else metadata_pb2.BrokerSession.FromString(found.value).storage_id
 
-            reached = await process.reach_etcd(read_storage_id, stop)
-            if reached is None:
-                return
-            identity, adopts = reached
-            limit = raise_limit()
-            shares = share_out(
-                limit, max_connections=settings.max_connections, native_connections=settings.max_native_connections
-            )
-            report(limit, shares)
-            directory = await asyncio.get_running_loop().run_in_executor(
-                executor, _open_directory, settings, shares, identity, adopts
-            )
-            identity_source, gate = process.make_gate(identity)
-            listeners = Listeners(settings, process, shares, metrics, gate, loading)
-            broker = BrokerServer(
-                settings,
-                process,
-                identity,
-                directory,
-                listeners,
-                identity_source=identity_source,
-                gate=gate,
-                metrics=metrics,
-                executor=executor,
-            )
-            await broker.run(stop)
-        finally:
-            loading.shutdown(wait=True)
-            executor.shutdown(wait=True)
+async def serve_in(
+    process: ServiceProcess,
+    settings: BrokerSettings,
+    metrics: BrokerMetrics,
+    stop: StopRequest,
+    front: ClientFront | None = None,
+) -> None:
+    """Run a broker in a process that may run other services, too; raises as `serve`.
+
+    With a `front` it is the only broker of its cluster, and the coordinator runs in the same process.
+    """
+    executor = ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage")
+    loading = ThreadPoolExecutor(LOADING_THREADS, thread_name_prefix="load")
+    try:
+
+        async def read_storage_id(identity: ClusterIdentity) -> bytes:
+            """Return the storage id of the last session, which a new generation may have copied."""
+            key = identity.keyspace.broker_session(settings.broker_id)
+            found = (await process.metastore.get(key)).key_value
+            return b"" if found is None else metadata_pb2.BrokerSession.FromString(found.value).storage_id
+
+        reached = await process.reach_etcd(read_storage_id, stop)
+        if reached is None:
+            return
+        identity, adopts = reached
+        limit = raise_limit()
+        shares = share_out(
+            limit, max_connections=settings.max_connections, native_connections=settings.max_native_connections
+        )
+        report(limit, shares)
+        directory = await asyncio.get_running_loop().run_in_executor(
+            executor, _open_directory, settings, shares, identity, adopts
+        )
+        identity_source, gate = process.make_gate(identity) if front is None else (None, front.gate)
+        listeners = Listeners(settings, process, shares, metrics, gate, loading, front)
+        broker = BrokerServer(
+            settings,
+            process,
+            identity,
+            directory,
+            listeners,
+            identity_source=identity_source,
+            gate=gate,
+            metrics=metrics,
+            executor=executor,
+        )
+        await broker.run(stop)
+    finally:
+        loading.shutdown(wait=True)
+        executor.shutdown(wait=True)
 
 
 def crash(tasks: asyncio.TaskGroup, error: BaseException) -> None:
@@ -190,12 +205,14 @@ class BrokerServer:
         directory: DataDirectory,
         listeners: Listeners,
         *,
-        identity_source: PrefixView,
+        identity_source: PrefixView | None,
         gate: IdentityGate,
         metrics: BrokerMetrics,
         executor: ThreadPoolExecutor,
     ) -> None:
-        """Take ownership of an opened data directory, which `run` closes; `identity_source` is that of the gate."""
+        """Take ownership of an opened data directory, which `run` closes. `identity_source` is that of the gate; `None`
+        means that the coordinator in the same process follows it, and does what `ClientFront` says.
+        """
         self._identity_source = identity_source
         self._gate = gate
         self._settings = settings
@@ -237,7 +254,7 @@ class BrokerServer:
         """Read the metadata and connect the components; none of them runs yet."""
         process, metastore, directory = self._process, self._process.metastore, self._directory
         source = PrefixView(metastore, self._identity.keyspace.prefix, process.clock)
-        await process.load(source, self._identity_source, stop=stop)
+        await process.load(source, *filter(None, [self._identity_source]), stop=stop)
         view = process.open_view(self._identity, source)
         clocks = process.make_clock_exchange(view)
         context = self._make_context(clocks, tasks)
@@ -273,8 +290,10 @@ class BrokerServer:
             TableService(service, view, replica_manager, context),
             ReplicaService(replication, replica_manager, service.check_serving),
         )
-        sessions = SessionServicer(self._gate, view, process.clock, self._metrics.common.call_errors)
-        self._listeners.clients.add(auth_pb2_grpc.add_SessionServiceServicer_to_server, sessions, SESSION_SERVICE_NAME)
+        if self._identity_source is not None:
+            sessions = SessionServicer(self._gate, view, process.clock, self._metrics.common.call_errors)
+            add_sessions = auth_pb2_grpc.add_SessionServiceServicer_to_server
+            self._listeners.clients.add(add_sessions, sessions, SESSION_SERVICE_NAME)
         process.add_process_service(
             self._listeners.clients, partial(describe_disk, replica_manager, directory, context)
         )
@@ -384,11 +403,19 @@ class BrokerServer:
         membership.watch_own_key(parts.view)
         traces = parts.context.traces
         assert traces is not None
+        follows_identity = (
+            ()
+            if self._identity_source is None
+            else (
+                self._identity_source.run(),
+                self._process.make_audit_writer(self._gate, parts.view).run(),
+            )
+        )
         background = [
             tasks.create_task(run)
             for run in (
+                *follows_identity,
                 parts.source.run(),
-                self._identity_source.run(),
                 watch_generation(parts.view),
                 parts.clocks.run(),
                 replica_manager.run(),
@@ -403,7 +430,6 @@ class BrokerServer:
                 compact(replica_manager, parts.context),
                 keep_tables_up(parts.context),
                 scrub(replica_manager, parts.context),
-                self._process.make_audit_writer(self._gate, parts.view).run(),
                 traces.run(self._process.make_topic_writer(TRACE_TOPIC, CLIENT_ID, self._gate, parts.view)),
             )
         ]

@@ -13,7 +13,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO
 
 import structlog
@@ -36,8 +36,8 @@ class LoopLagSampler:
 
     INTERVAL_SECONDS = 0.25
 
-    def __init__(self, metrics: CommonMetrics, on_sample: Callable[[], None] | None = None) -> None:
-        self._metrics = metrics
+    def __init__(self, all_metrics: Sequence[CommonMetrics], on_sample: Callable[[], None] | None = None) -> None:
+        self._all_metrics = all_metrics
         self.on_sample = on_sample
         self.count = 0
 
@@ -47,9 +47,11 @@ class LoopLagSampler:
         while True:
             due = time.monotonic() + self.INTERVAL_SECONDS
             await asyncio.sleep(self.INTERVAL_SECONDS)
-            self._metrics.loop_lag_seconds.observe(max(0.0, time.monotonic() - due))
+            lag_seconds = max(0.0, time.monotonic() - due)
             before, cpu_seconds = cpu_seconds, time.thread_time()
-            self._metrics.loop_cpu_seconds.inc(cpu_seconds - before)
+            for metrics in self._all_metrics:
+                metrics.loop_lag_seconds.observe(lag_seconds)
+                metrics.loop_cpu_seconds.inc(cpu_seconds - before)
             self.count += 1
             if self.on_sample is not None:
                 self.on_sample()
@@ -58,7 +60,9 @@ class LoopLagSampler:
 class EventLoopWatchdog:
     """Fails liveness while a `LoopLagSampler` makes no progress. Create and stop it on the loop's thread."""
 
-    def __init__(self, sampler: LoopLagSampler, health: Health, metrics: CommonMetrics, *, stall_ms: int) -> None:
+    def __init__(
+        self, sampler: LoopLagSampler, health: Health, all_metrics: Sequence[CommonMetrics], *, stall_ms: int
+    ) -> None:
         """Check about ten times in `stall_ms`.
 
         Checks are counted instead of time, because a late check (paused process, sleeping machine) proves nothing
@@ -66,7 +70,7 @@ class EventLoopWatchdog:
         """
         self._sampler = sampler
         self._health = health
-        self._metrics = metrics
+        self._all_metrics = all_metrics
         self._interval_seconds = stall_ms / 10_000
         self._loop_thread = threading.get_ident()
         self._ends = threading.Event()
@@ -95,7 +99,8 @@ class EventLoopWatchdog:
             looks += 1
             if looks >= 10 and not stalled_at:
                 stalled_at = time.monotonic() - looks * self._interval_seconds
-                self._metrics.loop_stalls.inc()
+                for metrics in self._all_metrics:
+                    metrics.loop_stalls.inc()
                 seconds = round(looks * self._interval_seconds, 1)
                 log.error("event_loop_stalled", stalled_seconds=seconds, threads=self._stacks())
                 self._health.hold(HealthCause.EVENT_LOOP_BLOCKED)

@@ -65,6 +65,14 @@ class Health:
         self._lock = threading.Lock()
         self._causes = {HealthCause.STARTING: None}  # by age
         self._callbacks: dict[Callable[[], None], None] = {}
+        self._parts: list[Health] = []
+
+    def include(self, part: Health) -> None:
+        """Fail the probes that `part` fails, too: it is that of one of several services of the process."""
+        with self._lock:
+            self._parts.append(part)
+        part.subscribe(self._tell)
+        self._tell()
 
     def hold(self, cause: HealthCause) -> None:
         """Fail the probes of `cause` until `release`."""
@@ -86,7 +94,11 @@ class Health:
     def causes(self, name: str) -> tuple[HealthCause, ...]:
         """Return the causes of a failing probe, the oldest first; empty if it passes."""
         with self._lock:
-            return tuple(cause for cause in self._causes if name in cause.probes)
+            own = {cause: None for cause in self._causes if name in cause.probes}
+            parts = list(self._parts)
+        for part in parts:
+            own.update(dict.fromkeys(part.causes(name)))
+        return tuple(own)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every change, on the thread that made it; return a function that unsubscribes."""

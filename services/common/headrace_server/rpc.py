@@ -216,6 +216,7 @@ class RpcServer:
         self._max_connections = limits.max_connections
         self._sharing: asyncio.Task[None] | None = None
         self.address = ""
+        self._listening = asyncio.Event()
 
     @property
     def places(self) -> Places:
@@ -265,6 +266,12 @@ class RpcServer:
         if self._max_connections:
             self._sharing = asyncio.create_task(keep_shares(bound, self._max_connections))
         self.address = f"{host}:{bound}"
+        self._listening.set()
+        return self.address
+
+    async def listening(self) -> str:
+        """Wait until another component has started it; return the bound address."""
+        await self._listening.wait()
         return self.address
 
     async def stop(self, grace_seconds: float) -> None:

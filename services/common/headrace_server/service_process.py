@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,8 @@ from headrace_server.instruments import CommonMetrics
 from headrace_server.internal_topic_writer import InternalTopicWriter
 from headrace_server.lifecycle import StopRequest, write_ready_file
 from headrace_server.metadata_view import ClusterView
-from headrace_server.metastore.api import MetastoreRolledBackError
+from headrace_server.metastore.api import LeaseRenewer, Metastore, MetastoreRolledBackError
 from headrace_server.metastore.etcd import EtcdMetastore
-from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
 from headrace_server.metastore.etcd_login import EtcdRefusedError
 from headrace_server.metastore.etcd_releases import check_etcd
 from headrace_server.metastore.view import PrefixView
@@ -67,7 +66,7 @@ class ServiceProcess:
     metrics: CommonMetrics
     observability: Observability
     tls: ServiceTls
-    metastore: EtcdMetastore
+    metastore: Metastore
     clock: Clock = field(default_factory=SystemClock)
 
     async def reach_etcd(
@@ -172,9 +171,9 @@ class ServiceProcess:
         watch = ClockWatch(self.clock)
         return ClockExchange(watch, self.name, view, self.metastore, self.clock, self.metrics.clock_in_doubt)
 
-    def make_renewer(self) -> EtcdLeaseRenewer:
+    def make_renewer(self) -> LeaseRenewer:
         """Return a new lease renewer with its own connection."""
-        return EtcdLeaseRenewer(self.settings.etcd_endpoints, self.tls.etcd)
+        return self.metastore.make_renewer()
 
     def add_process_service(
         self,
@@ -228,28 +227,39 @@ async def run_process(
     *,
     bound: Mapping[str, object],
     observe_etcd: Callable[[str, float, bool], None] | None = None,
+    metastore: Metastore | None = None,
+    others: Sequence[CommonMetrics] = (),
 ) -> AsyncIterator[ServiceProcess]:
     """Start the components that every service has, and stop them when the block ends.
 
     Args:
         bound: keys and values that are added to every log line.
         observe_etcd: `observe` of `EtcdMetastore`.
+        metastore: replaces etcd; ownership is transferred. `None` means etcd, as in the settings.
+        others: metrics of further services of the process, which also say what concerns the whole process.
 
     Raises:
         AddressInUseError: See `serve_observability`.
         TlsFilesError: See `watched_tls`.
     """
-    metrics.info.labels(RELEASE, settings.cluster).set(1)
+    all_metrics = (metrics, *others)
+    for each in all_metrics:
+        each.info.labels(RELEASE, settings.cluster).set(1)
+
+    def count(level: str) -> None:
+        for each in all_metrics:
+            each.log_lines.labels(level).inc()
+
     configure_logging(
         settings.log_level,
         settings.log_format,
         bound=bound,
-        count=lambda level: metrics.log_lines.labels(level).inc(),
+        count=count,
     )
     async with (
         watched_tls(settings, metrics) as tls,
         serve_observability(
-            metrics,
+            all_metrics,
             registry,
             listen=settings.metrics_listen,
             loop_stall_ms=settings.loop_stall_ms,
@@ -257,10 +267,10 @@ async def run_process(
             context=partial(tls.clients.server_context, "none") if settings.metrics_tls and tls.clients else None,
         ) as observability,
     ):
-        metastore = EtcdMetastore(
+        store = metastore or EtcdMetastore(
             settings.etcd_endpoints, observe=observe_etcd, identity=tls.etcd, login=settings.etcd_login
         )
         try:
-            yield ServiceProcess(name, settings, metrics, observability, tls, metastore)
+            yield ServiceProcess(name, settings, metrics, observability, tls, store)
         finally:
-            await metastore.close()
+            await store.close()

@@ -13,6 +13,7 @@ from headrace.v1 import auth_pb2_grpc, cluster_pb2_grpc, groups_pb2_grpc
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace.wire.request_trace import TRACE_TOPIC
 from headrace_server.audit.audit_writer import AUDIT_TOPIC
+from headrace_server.client_front import ClientFront
 from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer
@@ -25,7 +26,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreStatus
-from headrace_server.metastore.etcd_releases import is_production_etcd
+from headrace_server.metastore.etcd_releases import is_etcd, is_production_etcd
 from headrace_server.metastore.etcd_status import effective_quota_bytes
 from headrace_server.metastore.view import PrefixView
 from headrace_server.places import PlaceLimits
@@ -97,11 +98,26 @@ async def serve(settings: CoordinatorSettings, stop: StopRequest) -> None:
         bound={"coordinator_id": settings.coordinator_id},
         observe_etcd=metrics.observe_etcd,
     ) as process:
-        reached = await process.reach_etcd(lambda _identity: process.metastore.status(), stop)
-        if reached is None:
-            return
-        identity, status = reached
-        await _Coordinator(settings, process, identity=identity, status=status, metrics=metrics).run(stop)
+        await serve_in(process, settings, metrics, stop)
+
+
+async def serve_in(
+    process: ServiceProcess,
+    settings: CoordinatorSettings,
+    metrics: CoordinatorMetrics,
+    stop: StopRequest,
+    front: ClientFront | None = None,
+) -> None:
+    """Run a coordinator in a process that may run other services, too; raises as `serve`.
+
+    With a `front` the only broker of the cluster runs in the same process.
+    """
+    reached = await process.reach_etcd(lambda _identity: process.metastore.status(), stop)
+    if reached is None:
+        return
+    identity, status = reached
+    coordinator = _Coordinator(settings, process, front, identity=identity, status=status, metrics=metrics)
+    await coordinator.run(stop)
 
 
 class _Coordinator:
@@ -111,6 +127,7 @@ class _Coordinator:
         self,
         settings: CoordinatorSettings,
         process: ServiceProcess,
+        front: ClientFront | None,
         *,
         identity: ClusterIdentity,
         status: MetastoreStatus,
@@ -125,22 +142,29 @@ class _Coordinator:
         self._clock = process.clock
         self._prefix_view = PrefixView(metastore, identity.keyspace.prefix, self._clock)
         self._groups_view = PrefixView(metastore, identity.keyspace.groups_prefix, self._clock)
-        self._identity_source, self._gate = process.make_gate(identity)
+        if front is None:
+            self._identity_source, self._gate = process.make_gate(identity)
+        else:
+            self._identity_source, self._gate = front.identity_source, front.gate
+        self._has_own_server = front is None
         self._registry = RegistryServer(process, identity.keyspace, settings, metrics)
-        limit = raise_limit()
-        shares = share_out(limit, max_connections=settings.max_connections)
-        report(limit, shares)
         self._limits = MetadataLimits(
             GroupBounds(settings.max_groups, settings.max_group_members, settings.max_group_bytes)
         )
-        self._server = RpcServer(
+        self._server = self._make_server() if front is None else front.server
+
+    def _make_server(self) -> RpcServer:
+        settings, limit = self._settings, raise_limit()
+        shares = share_out(limit, max_connections=settings.max_connections)
+        report(limit, shares)
+        return RpcServer(
             RpcLimits(
                 max_request_bytes=MAX_REQUEST_BYTES,
                 max_connections=shares.clients,
                 places=PlaceLimits(clients=(settings.max_concurrent_calls, settings.max_calls_per_peer)),
             ),
             gate=self._gate,
-            health=process.observability.health,
+            health=self._process.observability.health,
         )
 
     async def run(self, stop: StopRequest) -> None:
@@ -157,11 +181,10 @@ class _Coordinator:
             TopicOwners(self._gate.view, view.keyspace, self._clock),
         )
         self._serve_calls(view, store, writes)
-        self._process.add_process_service(self._server)
         clocks = self._process.make_clock_exchange(view)
         transactions, maintenance = self._serve_groups(view, clocks)
         issuer_keys = await self._serve_identity(view, writes)
-        address = await self._server.start(self._settings.listen, self._process.client_credentials())
+        address = await self._listen()
         registry_address = await self._registry.start(self._gate, writes, self._limits)
         session = self._make_session(self._settings.advertised_address or address)
         channels = BrokerChannels(self._gate.server_token, self._process.tls.internal)
@@ -203,15 +226,27 @@ class _Coordinator:
                 ]
                 await stop.requested()
                 log.info("coordinator_stops", reason=stop.reason)
-                await asyncio.gather(self._server.stop(STOP_GRACE_SECONDS), self._registry.stop(STOP_GRACE_SECONDS))
+                await self._stop_listening(STOP_GRACE_SECONDS)
                 for task in background:
                     task.cancel()
         finally:
-            await self._server.stop(0)
-            await self._registry.stop(0)
+            await self._stop_listening(0)
             await channels.close()
             await session.end()
             view.close()
+
+    async def _listen(self) -> str:
+        """Serve calls, or wait until the broker in the same process does; return the bound address."""
+        if not self._has_own_server:
+            return await self._server.listening()
+        self._process.add_process_service(self._server)
+        return await self._server.start(self._settings.listen, self._process.client_credentials())
+
+    async def _stop_listening(self, grace_seconds: float) -> None:
+        stopping = [self._registry.stop(grace_seconds)]
+        if self._has_own_server:
+            stopping.append(self._server.stop(grace_seconds))
+        await asyncio.gather(*stopping)
 
     def _log_start(self) -> None:
         log.info(
@@ -221,7 +256,7 @@ class _Coordinator:
             generation=self._identity.generation,
             etcd_version=self._status.version,
         )
-        if not is_production_etcd(self._status.version):
+        if is_etcd(self._status.version) and not is_production_etcd(self._status.version):
             log.warning(
                 "etcd_below_production",
                 etcd_version=self._status.version,

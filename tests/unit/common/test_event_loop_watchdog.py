@@ -29,10 +29,10 @@ def test_a_blocked_loop_is_not_alive_and_its_stack_is_logged():
         assert HealthCause.EVENT_LOOP_BLOCKED not in health.causes("readiness")
 
     async def scenario() -> None:
-        sampler = LoopLagSampler(metrics)
+        sampler = LoopLagSampler([metrics])
         sampler.INTERVAL_SECONDS = 0.01
         sampling = asyncio.create_task(sampler.run())
-        watchdog = EventLoopWatchdog(sampler, health, metrics, stall_ms=300)
+        watchdog = EventLoopWatchdog(sampler, health, [metrics], stall_ms=300)
         watchdog.start()
         try:
             get_stuck()
@@ -69,7 +69,7 @@ async def test_a_beat_measures_how_late_the_loop_is():
         if sampler.count == 3:
             done.set()
 
-    sampler = LoopLagSampler(metrics, on_sample)
+    sampler = LoopLagSampler([metrics], on_sample)
     sampler.INTERVAL_SECONDS = 0.001
     sampling = asyncio.create_task(sampler.run())
     await done.wait()

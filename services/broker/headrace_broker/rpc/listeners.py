@@ -15,6 +15,7 @@ from typing import Any
 from headrace.v1 import tables_pb2_grpc
 from headrace.wire.frames import MethodCode
 from headrace_server.calls import check_certificate
+from headrace_server.client_front import ClientFront
 from headrace_server.descriptors import DescriptorShares
 from headrace_server.identity.gate import IdentityGate
 from headrace_server.internal_v1 import metadata_pb2
@@ -48,18 +49,26 @@ class Listeners:
         metrics: BrokerMetrics,
         gate: IdentityGate,
         executor: Executor,
+        front: ClientFront | None = None,
     ) -> None:
-        """`executor` loads file ranges before they are sent."""
+        """`executor` loads file ranges before they are sent. With a `front` this is the only broker: clients and the
+        coordinator call it there, and it has no followers.
+        """
         self._settings = settings
         self._gate = gate
         self._process = process
         self._metrics = metrics
-        self.clients = self._make_server(shares.clients)
-        self._internal = self._make_server(
-            shares.peers,
-            allowed_names=settings.internal_tls_allowed_names,
-            is_for_servers=True,
-            call_errors=metrics.common.call_errors,
+        self._is_alone = front is not None
+        self.clients = self._make_server(shares.clients) if front is None else front.server
+        self._internal = (
+            self._make_server(
+                shares.peers,
+                allowed_names=settings.internal_tls_allowed_names,
+                is_for_servers=True,
+                call_errors=metrics.common.call_errors,
+            )
+            if front is None
+            else front.server
         )
         self._executor = executor
         self._max_native_connections = shares.natives
@@ -81,7 +90,8 @@ class Listeners:
 
     def serve(self, service: BrokerService, tables: TableService, replica_service: ReplicaService) -> None:
         """Register the services, before `start`."""
-        self._internal.add(register, service, SERVICE_NAME)
+        if not self._is_alone:
+            self._internal.add(register, service, SERVICE_NAME)
         self.clients.add(register, service, SERVICE_NAME)
         self.clients.add(tables_pb2_grpc.add_TableServiceServicer_to_server, tables, TABLE_SERVICE_NAME)
         metrics = self._metrics
@@ -90,6 +100,8 @@ class Listeners:
                 native_methods(service, tables), metrics.common.call_errors, self.clients.places, self._gate
             )
             self._native = self._make_native_server(metrics.native, calls.connect, self._max_native_connections)
+        if self._is_alone:
+            return
         allowed = frozenset(self._settings.internal_tls_allowed_names)
 
         async def serve(stream: MessageStream) -> None:
@@ -112,28 +124,39 @@ class Listeners:
     async def start(self, live: metadata_pb2.BrokerLive) -> None:
         """Listen, and set the addresses in the registration."""
         settings, tls = self._settings, self._process.tls
-        internal_credentials = None if tls.internal is None else tls.internal.server_credentials("required")
         host, _ = split_address(settings.listen)
-        internal = await self._internal.start(settings.internal_listen or f"{host}:0", internal_credentials)
+        internal = "" if self._is_alone else await self._start_internal(host)
         address = await self.clients.start(settings.listen, self._process.client_credentials())
         live.address = settings.advertised_address or address
-        live.internal_address = settings.internal_advertised_address or _at_host_of(live.address, internal)
+        if self._is_alone:
+            live.internal_address = live.address
+        else:
+            live.internal_address = settings.internal_advertised_address or _at_host_of(live.address, internal)
         if self._native is not None:
             make_context = (
                 None if tls.clients is None else partial(tls.clients.server_context, settings.tls_client_auth)
             )
             bound = self.native_address = await self._native.start(settings.native_listen or f"{host}:0", make_context)
             live.native_address = settings.native_advertised_address or _at_host_of(live.address, bound)
-        assert self._replication is not None, "served before"
+        if self._replication is None:
+            return
         make_peer_context = None if tls.internal is None else partial(tls.internal.server_context, "required")
         internal_host, _ = split_address(internal)
         bound = await self._replication.start(settings.replication_listen or f"{internal_host}:0", make_peer_context)
         self.replication_address = bound
         live.replication_address = settings.replication_advertised_address or _at_host_of(live.internal_address, bound)
 
+    async def _start_internal(self, host: str) -> str:
+        """Listen for brokers and coordinators; return the bound address."""
+        settings, tls = self._settings, self._process.tls
+        credentials = None if tls.internal is None else tls.internal.server_credentials("required")
+        return await self._internal.start(settings.internal_listen or f"{host}:0", credentials)
+
     async def stop(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Accept no new calls, and wait at most `grace_seconds` for calls in progress."""
-        stopping = [self.clients.stop(grace_seconds), self._internal.stop(grace_seconds)]
+        stopping = [self.clients.stop(grace_seconds)]
+        if not self._is_alone:
+            stopping.append(self._internal.stop(grace_seconds))
         if self._replication is not None:
             stopping.append(self._replication.stop(grace_seconds))
         if self._native is not None:

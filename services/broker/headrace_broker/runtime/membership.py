@@ -17,8 +17,8 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import BrokerKey
 from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import Broker, ClusterView
-from headrace_server.metastore.api import Metastore
-from headrace_server.metastore.lease import LeaseRenewer, LeaseState
+from headrace_server.metastore.api import LeaseRenewer, Metastore
+from headrace_server.metastore.lease import LeaseState
 from headrace_server.partition_state import PartitionState
 
 from headrace_broker.runtime.directory_calls import DirectoryCalls

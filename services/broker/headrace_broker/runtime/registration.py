@@ -23,13 +23,14 @@ from headrace_server.metastore.api import (
     Get,
     KeyValue,
     LeaseNotFoundError,
+    LeaseRenewer,
     Metastore,
     MetastoreRolledBackError,
     ModRevisionIs,
     Put,
     VersionIs,
 )
-from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState, give_back
+from headrace_server.metastore.lease import LeaseKeeper, LeaseState, give_back
 from headrace_server.telemetry import LogInterval
 
 log = structlog.get_logger(__name__)

@@ -282,6 +282,16 @@ def _bad_txn(found: str, wanted: str) -> InvalidRequestError:
     )
 
 
+class LeaseRenewer(Protocol):
+    """Blocking renewal of a lease: `etcd_lease.EtcdLeaseRenewer` or `local.LocalLeaseRenewer`."""
+
+    def renew(self, lease_id: int, timeout_s: float) -> int:
+        """Renew once; return the TTL in ms, `0` if it ended. Raises MetastoreUnavailableError without a response."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
 class Metastore(Protocol):
     """etcd, or a store in this process. Belongs to one event loop, whose tasks may call its methods concurrently.
 
@@ -348,6 +358,9 @@ class Metastore(Protocol):
     @property
     def has_user(self) -> bool:
         """Whether etcd knows this process as a user: by a login that it requires, or perhaps by its certificate."""
+
+    def make_renewer(self) -> LeaseRenewer:
+        """Return a new renewer for the thread of a `lease.LeaseKeeper`."""
 
     async def close(self) -> None:
         """Close all connections; calls and watches in progress fail."""

@@ -45,6 +45,7 @@ from headrace_server.metastore.etcd_endpoint import (
     raise_definite,
     unavailable,
 )
+from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
 from headrace_server.metastore.etcd_login import EtcdLogin, Metadata, NotAuthenticatedError
 from headrace_server.metastore.etcd_messages import (
     by_revision,
@@ -240,6 +241,10 @@ class EtcdMetastore:
         if self._login is not None:
             return self._login.is_needed
         return self._identity is not None and self._identity.current.chain is not None
+
+    def make_renewer(self) -> EtcdLeaseRenewer:
+        """See `Metastore.make_renewer`. It has connections of its own."""
+        return EtcdLeaseRenewer([endpoint.address for endpoint in self._endpoints], self._identity)
 
     async def describe_members(self) -> list[MemberStatus]:
         """Return the status of each endpoint, in the order of the settings; an unreachable one has an `error`."""

@@ -31,6 +31,11 @@ def _parts(version: str) -> tuple[int, int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
 
 
+def is_etcd(version: str) -> bool:
+    """Return whether this is the release of an etcd, and not of a store in the process."""
+    return _parts(version) is not None
+
+
 def is_production_etcd(version: str) -> bool:
     """Return whether this release of etcd has the fixes that a production cluster needs."""
     found = _parts(version)

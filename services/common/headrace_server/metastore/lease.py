@@ -19,13 +19,12 @@ import asyncio
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
 
 import structlog
 from headrace.wire.errors import MetastoreUnavailableError
 
 from headrace_server.clock import Clock, SystemClock
-from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
+from headrace_server.metastore.api import LeaseRenewer, Metastore, MetastoreRolledBackError
 
 log = structlog.get_logger(__name__)
 
@@ -40,16 +39,6 @@ class LeaseState(Enum):
     ALIVE = "alive"
     SILENT = "silent"
     LOST = "lost"
-
-
-class LeaseRenewer(Protocol):
-    """Blocking renewal of a lease: `etcd_lease.EtcdLeaseRenewer` or `local.LocalLeaseRenewer`."""
-
-    def renew(self, lease_id: int, timeout_s: float) -> int:
-        """Renew once; return the TTL in ms, `0` if it ended. Raises MetastoreUnavailableError without a response."""
-
-    def close(self) -> None:
-        """Close the connection."""
 
 
 async def give_back(metastore: Metastore, lease_id: int) -> None:

@@ -251,6 +251,10 @@ class LocalMetastore:
             )
         ]
 
+    def make_renewer(self) -> LocalLeaseRenewer:
+        """See `Metastore.make_renewer`. Call it on the event loop."""
+        return LocalLeaseRenewer(self, asyncio.get_running_loop())
+
     async def run(self, tick_s: float) -> None:
         """End leases at their time, until cancelled.
 
@@ -378,14 +382,14 @@ class LocalMetastore:
 
 
 class LocalLeaseRenewer:
-    """`lease.LeaseRenewer` of a `LocalMetastore`: the keeper's thread asks the loop that owns it."""
+    """`api.LeaseRenewer` of a `LocalMetastore`: the keeper's thread asks the loop that owns it."""
 
     def __init__(self, metastore: LocalMetastore, loop: asyncio.AbstractEventLoop) -> None:
         self._metastore = metastore
         self._loop = loop
 
     def renew(self, lease_id: int, timeout_s: float) -> int:
-        """See `lease.LeaseRenewer.renew`."""
+        """See `LeaseRenewer.renew`."""
         renewal = self._metastore.renew_lease(lease_id)
         try:
             future = asyncio.run_coroutine_threadsafe(renewal, self._loop)

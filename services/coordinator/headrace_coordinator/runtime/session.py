@@ -15,12 +15,13 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
     LeaseNotFoundError,
+    LeaseRenewer,
     Metastore,
     MetastoreRolledBackError,
     ModRevisionIs,
     Put,
 )
-from headrace_server.metastore.lease import LeaseKeeper, LeaseRenewer, LeaseState, give_back
+from headrace_server.metastore.lease import LeaseKeeper, LeaseState, give_back
 from headrace_server.telemetry import LogInterval
 
 from headrace_coordinator.metrics import CoordinatorMetrics
