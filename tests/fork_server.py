@@ -23,7 +23,7 @@ import psutil
 from headrace_devcluster import guarded_exec, service
 from headrace_devcluster.service import Child, environ_without_settings
 
-MODULES = ("headrace_broker", "headrace_coordinator")
+MODULES = ("headrace_broker", "headrace_coordinator", "headrace_devcluster.single")
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload([__name__, *(f"{module}.__main__" for module in MODULES)])
 

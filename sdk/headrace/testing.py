@@ -47,7 +47,7 @@ class RunningCluster:
         self.bootstrap_servers: str = state["bootstrap_servers"]
         """Addresses for `Producer`, `Consumer`, `Reader`, `Admin`."""
         self.parts: dict[str, str] = {part["name"]: part["address"] for part in state["parts"]}
-        """Name -> host:port: `etcd`, `coordinator-a`, ..., `broker-1`, ..."""
+        """Name -> host:port: `etcd`, `coordinator-a`, ..., `broker-1`, ...; or `single` alone."""
 
     def kill(self, part: str) -> None:
         """Kill a part at once, like a crash."""
@@ -86,8 +86,16 @@ class RunningCluster:
 
 
 @contextlib.contextmanager
-def cluster(*, brokers: int = 3, coordinators: int = 2) -> Iterator[RunningCluster]:
+def cluster(
+    *, brokers: int | None = None, coordinators: int | None = None, single: bool = False
+) -> Iterator[RunningCluster]:
     """Start a cluster on ports that the kernel chooses; stop it at the end. Takes a few seconds.
+
+    Args:
+        brokers: number of brokers, by default 3.
+        coordinators: number of coordinators, by default 2.
+        single: run everything in one process without etcd, which starts in a second. It has one broker, one
+            coordinator and no other numbers.
 
     Raises:
         InvalidConfigError: If the local cluster is not installed.
@@ -96,7 +104,9 @@ def cluster(*, brokers: int = 3, coordinators: int = 2) -> Iterator[RunningClust
     if importlib.util.find_spec("headrace_devcluster") is None:
         raise InvalidConfigError("the local cluster is not installed", action=INSTALL_DEVCLUSTER)
     command = [sys.executable, "-m", "headrace_devcluster", "run", "--control", "--any-port"]
-    command += ["--brokers", str(brokers), "--coordinators", str(coordinators)]
+    for name, number in (("--brokers", brokers), ("--coordinators", coordinators)):
+        command += [] if number is None else [name, str(number)]
+    command += ["--single"] if single else []
     # Separate session: Ctrl-C ends the test run, and the end of its input then ends the cluster.
     with subprocess.Popen(
         command,

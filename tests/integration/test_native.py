@@ -56,9 +56,10 @@ def read(cluster, topic, **settings):
     return got
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=METRICS)) as running:
+@pytest.fixture(scope="module", params=[False, True], ids=["processes", "single"])
+def cluster(request):
+    spec = LocalClusterSpec(brokers=1, coordinators=1, broker_settings=METRICS, single=request.param)
+    with LocalCluster(spec) as running:
         yield running
 
 

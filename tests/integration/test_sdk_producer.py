@@ -9,9 +9,9 @@ from tests.integration.replicated import until
 WAIT = 60
 
 
-@pytest.fixture(scope="module")
-def one_broker():
-    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as cluster:
+@pytest.fixture(scope="module", params=[False, True], ids=["processes", "single"])
+def one_broker(request):
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, single=request.param)) as cluster:
         yield cluster
 
 

@@ -27,6 +27,8 @@ from headrace_devcluster.background import process_state, restart_in_background,
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import serve_control, watch_parts
 from headrace_devcluster.leadership import ask_for_leadership, sentence
+from headrace_devcluster.single_part import MODULE as SINGLE_MODULE
+from headrace_devcluster.single_part import NAME as SINGLE_NAME
 from headrace_devcluster.state import describe_state, owner_pid, read_state, state_json, write_state
 
 DEFAULT_DATA_DIR = Path(".headrace")
@@ -49,6 +51,13 @@ Racks = Annotated[
 AnyPort = Annotated[bool, typer.Option("--any-port", help="Use free ports instead of 7170.., 7181.. and 7190.")]
 
 Tls = Annotated[bool, typer.Option("--tls", help="Use TLS on all connections, with a generated client certificate.")]
+Single = Annotated[
+    bool,
+    typer.Option(
+        "--single",
+        help="Run everything in one process without etcd, on ports 7170 (gRPC) and 7171 (native protocol).",
+    ),
+]
 Identity = Annotated[
     bool,
     typer.Option("--identity", help="Refuse callers without an identity; an administrator's API key is generated."),
@@ -57,7 +66,9 @@ Identity = Annotated[
 
 @app.command()
 def up(
+    context: typer.Context,
     data_dir: DataDir = DEFAULT_DATA_DIR,
+    single: Single = False,
     brokers: Brokers = 3,
     coordinators: Coordinators = 2,
     racks: Racks = "",
@@ -67,6 +78,7 @@ def up(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the data of an earlier cluster first.")] = False,
 ) -> None:
     """Start a cluster in the background and wait until it is healthy; if one is running, restart its dead processes."""
+    check_single(context, single=single)
     pid = owner_pid(data_dir)
     if pid is not None:
         running = read_state(data_dir)
@@ -76,12 +88,17 @@ def up(
         return
     if fresh:
         shutil.rmtree(data_dir, ignore_errors=True)
-    arguments = ["--brokers", str(brokers), "--coordinators", str(coordinators), "--racks", racks]
-    arguments += ["--any-port"] if any_port else []
-    arguments += ["--tls"] if tls else []
-    arguments += ["--identity"] if identity else []
-    state = start_in_background(data_dir, arguments)
-    print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}")
+    if single:
+        command = single_command(data_dir, any_port=any_port, identity=identity)
+    else:
+        command = [sys.executable, "-m", "headrace_devcluster", "run", "--data-dir", str(data_dir)]
+        command += ["--brokers", str(brokers), "--coordinators", str(coordinators), "--racks", racks]
+        command += ["--any-port"] if any_port else []
+        command += ["--tls"] if tls else []
+        command += ["--identity"] if identity else []
+    state = start_in_background(data_dir, command)
+    kind = " in one process" if single else ""
+    print(f"the cluster is up{kind}: bootstrap_servers={state.bootstrap_servers}")
     print(f"schema registry: {state.schema_registry}")
     settings = dict(state.client_settings)
     if any_port:  # Without the address clients would connect to the default port 7170.
@@ -121,8 +138,8 @@ def status(
         return
     table = Table("part", "address", "process", "state", "leads", Column("log", overflow="fold"), box=None)
     for part in state.parts:
-        kind, _, number = part.name.partition("-")
-        leads = str(leadership.leaders.get(int(number), 0)) if leadership and kind == "broker" else ""
+        broker_id = 1 if part.name == SINGLE_NAME else int(part.name.partition("broker-")[2] or 0)
+        leads = str(leadership.leaders.get(broker_id, 0)) if leadership and broker_id else ""
         table.add_row(part.name, part.address, str(part.pid), process_state(part.pid), leads, part.log_file)
     console = Console()
     console.print(table)
@@ -134,10 +151,12 @@ def status(
 
 @app.command()
 def run(
+    context: typer.Context,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Directory in which to keep data and logs; by default they are deleted at the end."),
     ] = None,
+    single: Single = False,
     brokers: Brokers = 3,
     coordinators: Coordinators = 2,
     racks: Racks = "",
@@ -150,7 +169,11 @@ def run(
     ] = False,
 ) -> None:
     """Run a cluster in the foreground until Ctrl-C."""
+    check_single(context, single=single)
     directory = None if data_dir is None else data_dir.absolute()
+    if single and directory is not None and not control:
+        command = single_command(directory, any_port=any_port, identity=identity)
+        os.execv(command[0], command)
     spec = LocalClusterSpec(
         brokers=brokers,
         coordinators=coordinators,
@@ -158,6 +181,7 @@ def run(
         fixed_ports=not any_port,
         tls=tls,
         identity=identity,
+        single=single,
         racks=tuple(filter(None, racks.split(","))),
     )
     with LocalCluster(spec) as cluster:
@@ -176,6 +200,24 @@ def run(
                     write_state(directory, describe_state(cluster, pid=os.getpid(), started_at=started_at))
 
             watch_parts(cluster, write_again)
+
+
+def check_single(context: typer.Context, *, single: bool) -> None:
+    """Check that no option is given that a cluster in one process does not have.
+
+    Raises:
+        typer.BadParameter: If one is.
+    """
+    sources = {name: context.get_parameter_source(name) for name in ("brokers", "coordinators", "racks", "tls")}
+    given = [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if single and given:
+        raise typer.BadParameter(f"a cluster in one process has no {', '.join(given)}; leave it out or omit --single")
+
+
+def single_command(directory: Path, *, any_port: bool, identity: bool) -> list[str]:
+    """Return the command line of a cluster in one process that owns its directory."""
+    command = [sys.executable, "-m", SINGLE_MODULE, "--directory", str(directory)]
+    return command + (["--any-port"] if any_port else []) + (["--identity"] if identity else [])
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,15 +26,14 @@ POLL_SECONDS = 0.02
 OWNER_LOG = "run.log"
 
 
-def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterState:
-    """Start `run --data-dir directory ...` and return its state when it is healthy.
+def start_in_background(directory: Path, command: Sequence[str]) -> ClusterState:
+    """Start the owner of a directory by its command line, and return its state when it is healthy.
 
     Raises:
         PartStartError: If it ended before; the message has its output.
     """
     directory.mkdir(parents=True, exist_ok=True)
     log_file = directory / OWNER_LOG
-    command = [sys.executable, "-m", "headrace_devcluster", "run", "--data-dir", str(directory), *arguments]
     with log_file.open("wb") as log:
         owner = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -44,7 +42,7 @@ def start_in_background(directory: Path, arguments: Sequence[str]) -> ClusterSta
     try:
         while (state := read_state(directory)) is None:
             if owner.poll() is not None:
-                output = log_file.read_text(errors="replace").strip().removeprefix("error: ")
+                output = log_file.read_text(errors="replace").strip().rpartition("error: ")[2]
                 raise PartStartError(output or f"the cluster ended with exit code {owner.returncode}")
             if time.monotonic() > deadline:
                 raise PartStartError(f"the cluster was not up within {START_TIMEOUT_SECONDS:g} s; see {log_file}")

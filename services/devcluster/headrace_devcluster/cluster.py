@@ -1,4 +1,4 @@
-"""Complete cluster on this machine, by default one etcd, two coordinators and three brokers.
+"""Complete cluster on this machine, by default one etcd, two coordinators and three brokers; or one process.
 
     with LocalCluster() as cluster:                 # or: async with LocalCluster() as cluster
         headrace.Producer(bootstrap_servers=cluster.bootstrap_servers)
@@ -30,8 +30,10 @@ from headrace_devcluster.cluster_health import Metadata, what_is_missing
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.errors import ClusterNotHealthyError
 from headrace_devcluster.etcd import Etcd, make_members
-from headrace_devcluster.etcd_user import EtcdUser, keep_secret
+from headrace_devcluster.etcd_user import EtcdUser
+from headrace_devcluster.secret_files import keep_secret
 from headrace_devcluster.service import POLL_SECONDS, LocalService, ServiceSpec, check_port_is_free
+from headrace_devcluster.single_part import FIXED_PORTS, check_kind, make_single
 
 Answer = TypeVar("Answer")
 
@@ -72,6 +74,8 @@ class LocalClusterSpec:
     identity: bool = False
     """Require an identity of every caller, and in etcd; `LocalCluster.client_settings` has the API key of an
     administrator."""
+    single: bool = False
+    """One process with a broker, a coordinator and their metastore, and no etcd, whatever the numbers say."""
     racks: tuple[str, ...] = ()
     """Racks of the brokers 1, 2, ..., repeated if there are more brokers; empty means that no broker has a rack.
     `DATA_CENTER/RACK` names the data center, too."""
@@ -82,6 +86,8 @@ class LocalClusterSpec:
             raise ValueError("a local cluster has 1 to 9 brokers and 1 to 8 coordinators")
         if not 1 <= self.etcd_members <= MAX_ETCD_MEMBERS:
             raise ValueError("a local cluster has 1 to 5 members of etcd")
+        if self.single and (self.tls or self.racks):
+            raise ValueError("a cluster in one process has no TLS and no racks")
         if self.etcd_members > 1 and self.directory is not None and not self.fixed_ports:
             raise ValueError("several members of etcd in a directory that is kept need fixed ports")
 
@@ -180,8 +186,8 @@ class LocalCluster:
 
     @property
     def parts(self) -> list[LocalService]:
-        """Coordinators, then brokers."""
-        return [*self.coordinators, *self.brokers]
+        """Coordinators, then brokers; the one process that is both once."""
+        return [*self.coordinators, *(part for part in self.brokers if part not in self.coordinators)]
 
     def part(self, name: str) -> LocalService:
         """Return a part by name, such as `broker-1` or `coordinator-a`.
@@ -200,12 +206,14 @@ class LocalCluster:
         """
         try:
             self._directory.take()
+            check_kind(self.directory, is_single=self.spec.single)
             self._check_fixed_ports()
             if self.spec.tls:
                 self._certificates = ClusterCertificates(self.directory / "tls")
             if self.spec.identity:
                 keep_secret(self._api_key_file, make_api_key)
-            self._start_etcd()
+            if not self.spec.single:
+                self._start_etcd()
             self._make_parts()
             for part in self.parts:
                 self._spawn(part.launch)
@@ -255,6 +263,7 @@ class LocalCluster:
             PartStartError, PortInUseError: If it does not start; it is then not part of the cluster.
             ClusterNotHealthyError: If it runs but the coordinators do not see it.
         """
+        assert not self.spec.single, "a cluster in one process has one broker"
         broker_id = len(self.brokers) + 1
         assert broker_id <= MAX_BROKERS, f"a local cluster has up to {MAX_BROKERS} brokers"
         broker = self._make_broker(broker_id, settings)
@@ -280,7 +289,7 @@ class LocalCluster:
             ClusterNotHealthyError: If it is not healthy in time; the message has the reason.
         """
         deadline = time.monotonic() + timeout_seconds
-        wanted = {int(broker.name.removeprefix("broker-")) for broker in self.brokers if broker.pid is not None}
+        wanted = {number for number, broker in enumerate(self.brokers, 1) if broker.pid is not None}
         missing = "no coordinator runs"
         for coordinator in self.coordinators:
             if coordinator.pid is None:
@@ -314,7 +323,10 @@ class LocalCluster:
         return self._spawner.submit(start).result()
 
     def _check_fixed_ports(self) -> None:
-        if self.spec.fixed_ports:
+        if self.spec.fixed_ports and self.spec.single:
+            for port in FIXED_PORTS:
+                check_port_is_free(port, "single")
+        elif self.spec.fixed_ports:
             for port, part in [
                 *((ETCD_PORT + n, "etcd") for n in range(2 * self.spec.etcd_members)),
                 *(
@@ -347,6 +359,12 @@ class LocalCluster:
         return {"etcd_endpoints": self.etcd_endpoints, **tls, **EtcdUser(self.directory).settings}
 
     def _make_parts(self) -> None:
+        if self.spec.single:
+            given = {**self.spec.coordinator_settings, **self.spec.broker_settings}
+            key_file = self._api_key_file if self.spec.identity else None
+            single = make_single(self.directory, given, fixed_ports=self.spec.fixed_ports, api_key_file=key_file)
+            self.coordinators, self.brokers = [single], [single]
+            return
         self.coordinators = [self._make_coordinator(index) for index in range(self.spec.coordinators)]
         self.brokers = [self._make_broker(number, {}) for number in range(1, self.spec.brokers + 1)]
 

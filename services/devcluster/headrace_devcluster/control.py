@@ -70,7 +70,8 @@ def obey(cluster: LocalCluster, line: str) -> dict[str, object]:
     try:
         actions = _etcd_actions(cluster) if name == "etcd" else _part_actions(cluster, name)
     except KeyError:
-        known = ", ".join(["etcd", *(part.name for part in cluster.parts)])
+        etcd = [] if cluster.spec.single else ["etcd"]
+        known = ", ".join([*etcd, *(part.name for part in cluster.parts)])
         return {"error": f"no part {name!r}; there are {known}"}
     if verb not in actions:
         return {"error": f"cannot {verb!r}; can {', '.join(actions)}"}
@@ -92,6 +93,9 @@ def _part_actions(cluster: LocalCluster, name: str) -> dict[str, Callable[[], ob
 
 
 def _etcd_actions(cluster: LocalCluster) -> dict[str, Callable[[], object]]:
+    """Raise KeyError for a cluster without etcd."""
+    if cluster.spec.single:
+        raise KeyError("etcd")
     etcd = cluster.etcd
 
     def restart() -> None:

@@ -11,6 +11,10 @@ class PortInUseError(HeadraceError):
     """A fixed port is in use; the message names port and part."""
 
 
+class OtherKindError(HeadraceError):
+    """The directory holds a cluster in one process, or of several, and the other kind was asked for."""
+
+
 class ClusterRunningError(HeadraceError):
     """Another cluster runs on this data directory."""
 

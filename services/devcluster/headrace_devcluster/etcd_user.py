@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 from headrace_coordinator.etcd_auth import apply_etcd_auth, read_etcd_auth
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.settings import load_settings
+
+from headrace_devcluster.secret_files import keep_secret
 
 USER = "headrace"
 TIMEOUT_SECONDS = 30.0
@@ -43,10 +43,3 @@ class EtcdUser:
         settings = load_settings(CoordinatorSettings, overrides={name: str(value) for name, value in given.items()})
         auth = read_etcd_auth(settings, (), str(self._root_password_file), enables=True)
         asyncio.run(apply_etcd_auth(settings, auth, TIMEOUT_SECONDS))
-
-
-def keep_secret(file: Path, make: Callable[[], str]) -> None:
-    """Write a new secret to a file that only its owner may read, unless there is one."""
-    if not file.exists():
-        with open(file, "x", opener=partial(os.open, mode=0o600)) as opened:
-            opened.write(make())

@@ -10,9 +10,12 @@ import fcntl
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.directory import OWNER_LOCK
+
+if TYPE_CHECKING:
+    from headrace_devcluster.cluster import LocalCluster
 
 STATE_FILE = "cluster.json"
 
@@ -37,6 +40,7 @@ class ClusterState:
     """Start time in ISO 8601, UTC."""
     bootstrap_servers: str
     etcd: str
+    """Endpoints of etcd; empty for a cluster in one process."""
     parts: tuple[PartState, ...]
     client_settings: dict[str, str] = field(default_factory=dict)
     """Client settings in addition to `bootstrap_servers`."""

@@ -8,7 +8,8 @@ from headrace_devcluster import directory as directory_module
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import obey
 from headrace_devcluster.directory import OWNER_LOCK, remove_abandoned_directories
-from headrace_devcluster.errors import ClusterRunningError
+from headrace_devcluster.errors import ClusterRunningError, OtherKindError
+from headrace_devcluster.single_part import METASTORE_FILE, check_kind
 from headrace_devcluster.state import ClusterState, owner_pid, read_state, write_state
 
 
@@ -66,3 +67,22 @@ def test_racks_go_round() -> None:
     assert LocalClusterSpec().location(1) == ("", "")
     assert LocalClusterSpec(racks=("x/a", "y/")).location(2) == ("y", "")
     assert LocalClusterSpec(racks=("x/a", "y/")).location(1) == ("x", "a")
+
+
+def test_a_cluster_in_one_process_has_no_etcd_to_command() -> None:
+    """A command for etcd is refused like one for any other part that is not there."""
+    cluster = LocalCluster(LocalClusterSpec(single=True))
+    assert obey(cluster, "kill etcd") == {"error": "no part 'etcd'; there are "}
+
+
+def test_a_directory_belongs_to_one_kind_of_cluster(tmp_path: Path) -> None:
+    """What one kind stored is not started as an empty cluster of the other."""
+    (tmp_path / "etcd").mkdir()
+    with pytest.raises(OtherKindError, match="Start it without --single"):
+        check_kind(tmp_path, is_single=True)
+    check_kind(tmp_path, is_single=False)
+    (tmp_path / "etcd").rmdir()
+    (tmp_path / METASTORE_FILE).touch()
+    with pytest.raises(OtherKindError, match="Start it with --single"):
+        check_kind(tmp_path, is_single=False)
+    check_kind(tmp_path, is_single=True)
