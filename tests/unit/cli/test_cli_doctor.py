@@ -139,6 +139,16 @@ def test_what_is_wrong_with_etcd_is_found_once(fields, expected):
     assert sorted(told) == ["etcd e1:2379", "etcd e2:2379", "etcd e3:2379"]
 
 
+def test_a_cluster_in_one_process_is_one_warning():
+    """Its broker and its coordinator have one address and no etcd: that is said once, and is no fault of any part."""
+    store = (replace(ETCD, endpoint="/data/metastore.sqlite", version="SQLite 3.40.1"),)
+    broker = process("broker-1", etcd=store)
+    coordinator = process("coordinator-a", etcd=(), error="it is another one", answered_by="broker-1")
+    assert wrong(check_processes([coordinator, broker], NOW_MS)) == {"one_process": Status.WARNING}
+    full = replace(broker, etcd=(replace(store[0], alarms=("NOSPACE",)),))
+    assert wrong(check_processes([coordinator, full], NOW_MS))["etcd_alarm"] is Status.FAILURE
+
+
 def test_too_little_of_anything_is_a_warning():
     """One coordinator, two brokers, an even number of etcd members."""
     members = (ETCD, replace(ETCD, endpoint="e2:2379"))

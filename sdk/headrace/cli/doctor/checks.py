@@ -30,6 +30,8 @@ ETCD_ANSWER_WARNING_US = 100_000
 ETCD_MINIMUM = (3, 5)
 ETCD_PRODUCTION = {(3, 5): 28, (3, 6): 9}
 """First patch releases with the fixes that a production cluster needs."""
+STORE_IN_PROCESS = "SQLite "
+"""Beginning of the version that a cluster in one process reports in place of etcd's."""
 ETCD_DEFAULT_QUOTA = 2 << 30
 QUOTA_WARNING, QUOTA_FAILURE = 0.5, 0.7
 """As in the alerts HeadraceEtcdQuota and HeadraceEtcdNearlyFull: above its quota etcd rejects every write."""
@@ -45,11 +47,31 @@ FLEETING = ("tmpfs", "ramfs", "overlay")
 def check_processes(processes: Sequence[ProcessDescription], now_ms: int) -> list[Finding]:
     """Return all findings about a cluster's processes and their etcd, process by process."""
     reached = [process for process in processes if not process.error]
+    store = _store_in_process(reached)
+    if store:  # Its services have one address, at which one of them describes the process.
+        processes = [process for process in processes if not process.answered_by]
     found = [finding for process in processes for finding in _check_process(process, now_ms)]
     found += _check_versions(reached)
     found += _check_clocks({process.name: process.clock_ahead_ms for process in reached})
+    if store:
+        found.append(
+            Finding(
+                "one_process",
+                "cluster",
+                Status.WARNING,
+                f"everything is one process, with {store} instead of etcd",
+                "This is for one machine; run several processes and etcd where a failure must not stop the cluster.",
+            )
+        )
+        return [*found, *_check_etcd(reached, store)]
     found += _check_redundancy(processes)
     return [*found, *_check_etcd(reached)]
+
+
+def _store_in_process(reached: Sequence[ProcessDescription]) -> str:
+    """Return name and release of the store of a cluster in one process; empty for any other cluster."""
+    versions = (member.version for process in reached for member in process.etcd)
+    return next((version for version in versions if version.startswith(STORE_IN_PROCESS)), "")
 
 
 def _by_limits(value: float, warning: float, failure: float) -> Status:
@@ -196,8 +218,10 @@ def _check_redundancy(processes: Sequence[ProcessDescription]) -> Iterator[Findi
         yield judged(f"{kind}s", "cluster", status, f"{count} registered", f"Run {least} or more: {why}.")
 
 
-def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
-    """Check each endpoint once; attribute unreachable endpoints to the reporting process."""
+def _check_etcd(reached: Sequence[ProcessDescription], store: str = "") -> Iterator[Finding]:
+    """Check each endpoint once; attribute unreachable endpoints to the reporting process. `store` is that of a cluster
+    in one process.
+    """
     members: dict[str, EtcdMemberDescription] = {}
     for process in reached:
         for member in process.etcd:
@@ -212,7 +236,7 @@ def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
             else:
                 members.setdefault(member.endpoint, member)
     endpoints = {member.endpoint for process in reached for member in process.etcd}
-    if endpoints:
+    if endpoints and not store:
         is_odd = len(endpoints) % 2 == 1 and len(endpoints) > 1
         yield judged(
             "etcd_members",
@@ -222,11 +246,12 @@ def _check_etcd(reached: Sequence[ProcessDescription]) -> Iterator[Finding]:
             "Run three or five members: one cannot fail, and an even number survives no more than one less.",
         )
     for endpoint, member in sorted(members.items()):
+        if not store:
+            yield _etcd_version(f"etcd {endpoint}", member.version)
         yield from _check_member(f"etcd {endpoint}", member)
 
 
 def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding]:
-    yield _etcd_version(where, member.version)
     if not member.has_leader:
         yield Finding(
             "etcd_leader", where, Status.FAILURE, "it has no leader", "Bring a majority of etcd's members back."
