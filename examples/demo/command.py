@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import headrace
 import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.etcd import EtcdNotFoundError, find_etcd
 from rich.console import Console
 
 from examples.demo import offline
@@ -41,6 +42,13 @@ def demo(
         int | None, typer.Option(min=1, help=f"Number of generated page views. [default: {RECORDS}]")
     ] = None,
     brokers: Annotated[int, typer.Option(min=1, max=9, help="Number of brokers; --kill needs three.")] = 3,
+    single: Annotated[
+        bool,
+        typer.Option(
+            "--single",
+            help="Use a cluster in one process, without etcd and without a kill; the default where no etcd is.",
+        ),
+    ] = False,
     kill: Annotated[bool, typer.Option("--kill/--no-kill", help="Whether to kill a leader during the run.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the generated page views.")] = 1,
     spark: Annotated[
@@ -64,14 +72,21 @@ def demo(
     partitions = TOPICS[ACTIVITY]
     load = load_of_lines(log, partitions) if log else load_of_views(records or RECORDS, partitions, seed)
     console = Console(stderr=as_json_text)
+    if not single:
+        try:
+            find_etcd()
+        except EtcdNotFoundError as error:
+            console.print(f"There is no etcd here ({error.message}): the demo uses one process.", highlight=False)
+            single = True
+    brokers = 1 if single else brokers
     kill = kill and brokers >= REPLICAS
-    _explain(console, load.description, brokers, kill=kill)
+    _explain(console, load.description, brokers, single=single, kill=kill)
     loaded: dict[str, Any] | None = None
     started = time.monotonic()
     broker_settings = {"lease_ttl_ms": LEASE_TTL_MS, "metrics_listen": "127.0.0.1:0"}
-    with LocalCluster(LocalClusterSpec(brokers=brokers, broker_settings=broker_settings)) as cluster:
+    with LocalCluster(LocalClusterSpec(brokers=brokers, single=single, broker_settings=broker_settings)) as cluster:
         seconds = time.monotonic() - started
-        parts = f"etcd, {len(cluster.coordinators)} coordinators, {brokers} brokers"
+        parts = "one process" if single else f"etcd, {len(cluster.coordinators)} coordinators, {brokers} brokers"
         console.print(f"The cluster is up after {seconds:.1f} s: {parts}.", highlight=False)
         reports, failover = run_demo(cluster, load, console, kill=kill)
         if not as_json_text:
@@ -235,10 +250,15 @@ def _report(
     )
 
 
-def _explain(console: Console, source: str, brokers: int, *, kill: bool) -> None:
+def _explain(console: Console, source: str, brokers: int, *, single: bool, kill: bool) -> None:
     copies = f"{REPLICAS} replicas, {MIN_INSYNC_REPLICAS} of them in sync" if brokers >= REPLICAS else "acks=all"
+    kind = (
+        "one process with a broker, a coordinator and their metastore, without etcd"
+        if single
+        else f"etcd, two coordinators, {brokers} brokers"
+    )
     lines = [
-        f"A real cluster starts on this machine: etcd, two coordinators, {brokers} brokers. Nothing of it is kept.",
+        f"A real cluster starts on this machine: {kind}. Nothing of it is kept.",
         f"Through two topics of several partitions, with acks=all and {copies}, go",
         f"  - user activity: {source}",
         "  - operational metrics: processors, memory, disks and networks of this machine, from /proc",
