@@ -36,7 +36,7 @@ Arguments = Annotated[
 
 @app.command("up", context_settings=PASS_THROUGH)
 def up(arguments: Arguments = None) -> None:
-    """Start etcd, coordinators on ports 7170 and 7171, and brokers on 7181 to 7183."""
+    """Start etcd, coordinators on ports 7170 and 7171, and brokers on 7181 to 7183; with `--single` one process."""
     _run("up", arguments)
 
 
