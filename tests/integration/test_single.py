@@ -24,6 +24,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.errors import OtherKindError, PartStartError
 
+from tests.children import running
 from tests.integration.replicated import until
 
 COMMAND = [sys.executable, "-m", "headrace_devcluster"]
@@ -156,6 +157,7 @@ def test_a_clean_stop_keeps_everything(tmp_path):
         (part,) = cluster.parts
     log = part.log_file.read_text()
     assert "clean=True" in log
+    assert "controller_steps_down" in log
     assert "stop_forced" not in log
     with LocalCluster(spec) as cluster:
         assert read(cluster, "kept") == values
@@ -327,17 +329,12 @@ def test_a_signal_ends_it_cleanly(number, tmp_path):
     """Ctrl-C and SIGTERM in the foreground: exit code 0, everything stored, the directory free."""
     arguments = [*COMMAND, "run", "--single", "--any-port", "--data-dir", str(tmp_path)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as process:
-        try:
-            lines = iter(process.stdout.readline, "")
-            assert any("the cluster is up" in line for line in lines)
-            process.send_signal(number)
-            rest = process.stdout.read()
-            assert process.wait(SECONDS) == 0
-        finally:
-            process.kill()
+    with running(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
+        lines = iter(process.stdout.readline, "")
+        assert any("the cluster is up" in line for line in lines)
+        process.send_signal(number)
+        rest = process.stdout.read()
+        assert process.wait(SECONDS) == 0
     assert "clean=True" in rest
     assert (tmp_path / "metastore.sqlite").exists()
     assert not Path(f"{tmp_path}/metastore.sqlite-wal").exists()

@@ -68,11 +68,13 @@ class Health:
         self._parts: list[Health] = []
 
     def include(self, part: Health) -> None:
-        """Fail the probes that `part` fails, too: it is that of one of several services of the process."""
+        """Fail the probes that `part` fails, too: it is that of one of several services of the process.
+
+        Call it before this one is served.
+        """
         with self._lock:
             self._parts.append(part)
         part.subscribe(self._tell)
-        self._tell()
 
     def hold(self, cause: HealthCause) -> None:
         """Fail the probes of `cause` until `release`."""

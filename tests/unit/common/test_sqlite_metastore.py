@@ -33,6 +33,7 @@ from headrace_server.metastore.sqlite import (
     open_sqlite,
 )
 
+from tests.children import running
 from tests.fakes.manual_clock import ManualClock
 
 LEASE_MS = 60_000
@@ -200,13 +201,9 @@ def child(path, body):
 
         asyncio.run(main())
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    arguments = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+    with running(arguments, stdout=subprocess.PIPE, text=True) as process:
+        yield process
 
 
 async def test_a_kill_loses_no_transaction_that_was_acknowledged(path):

@@ -70,7 +70,7 @@ def read_settings(given: Mapping[str, str]) -> SingleSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class DirectoryOwner:
     """A process that owns the directory of its cluster."""
 
     directory: Path
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> ProcessExitCode:
         if given.directory is None:
             settings = read_settings(overrides)
             return _run(settings, lambda stop: serve(settings, stop))
-        owner = Owner(given.directory.absolute(), not given.any_port, given.identity)
+        owner = DirectoryOwner(given.directory.absolute(), not given.any_port, given.identity)
         owned = ClusterDirectory(owner.directory)
         owned.take()
         try:
