@@ -9,8 +9,10 @@ from __future__ import annotations
 
 # ruff: noqa: E402
 import gc
+import os
 
 gc.disable()  # Imported objects are never garbage; collections would take an eighth of the import time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Nothing multiplies matrices; numpy would start its threads.
 
 import argparse
 import asyncio
