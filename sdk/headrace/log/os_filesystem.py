@@ -1,4 +1,8 @@
-"""Real file system, on POSIX calls (Linux; elsewhere `pread_nowait` always returns `None`)."""
+"""Real file system, on POSIX calls.
+
+What only Linux has is replaced elsewhere: `pread_nowait` always returns `None`, and `allocate` writes zeros. macOS has
+`F_FULLFSYNC`: its fsync alone leaves data in the disk's cache.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from headrace.log.filesystem import DiskSpace
 
 _OPEN_FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
 _RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+_FULL_FSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_HAS_PWRITEV = hasattr(os, "pwritev")
+_ZEROS = bytes(1 << 20)
 
 
 class OsFileSystem:
@@ -27,7 +34,9 @@ class OsFileSystem:
         os.close(descriptor)
 
     def pwritev(self, descriptor: int, buffers: Sequence[bytes | memoryview], position: int) -> int:
-        """Make one `pwritev` system call."""
+        """Make one `pwritev` system call, or `pwrite` where there is none."""
+        if not _HAS_PWRITEV:
+            return os.pwrite(descriptor, b"".join(buffers), position)
         return os.pwritev(descriptor, buffers, position)
 
     def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
@@ -70,10 +79,23 @@ class OsFileSystem:
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
         """Reserve blocks."""
-        os.posix_fallocate(descriptor, 0, size_bytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size_bytes)
+            return
+        position = self.size(descriptor)
+        while position < size_bytes:
+            position += os.pwrite(descriptor, _ZEROS[: size_bytes - position], position)
 
     def fsync(self, descriptor: int) -> None:
         """Full fsync: the size must be durable as well as the data."""
+        if _FULL_FSYNC is not None:
+            try:
+                fcntl.fcntl(descriptor, _FULL_FSYNC)
+            except OSError as error:
+                if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):  # Not of every file system.
+                    raise
+            else:
+                return
         os.fsync(descriptor)
 
     def fsync_directory(self, path: str) -> None:
