@@ -7,6 +7,7 @@ reserved.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from typing import Annotated, NamedTuple
 
@@ -27,6 +28,8 @@ MaxConnections = Annotated[
 ]
 """Type of the setting that both services have."""
 
+MOST_OF_MACOS = 10_240
+"""Limit that macOS accepts (OPEN_MAX) though it reports none."""
 MOST = 1 << 20
 """Maximum to which the limit is raised, also used if there is no limit."""
 KEPT = 192
@@ -56,8 +59,10 @@ def raise_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
+        for limit in (wanted, min(wanted, MOST_OF_MACOS)):
+            with contextlib.suppress(ValueError, OSError):  # The kernel's own limit of a process is lower.
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                return limit
     return MOST if soft == resource.RLIM_INFINITY else min(soft, MOST)
 
 

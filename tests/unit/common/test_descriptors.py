@@ -11,7 +11,7 @@ import sys
 
 import pytest
 from headrace.log.open_files import EXCESS
-from headrace_server import connection_shares
+from headrace_server import connection_shares, descriptors
 from headrace_server.connection_shares import end_beyond_shares
 from headrace_server.descriptors import KEPT, MOST, share_out
 from headrace_server.rpc import RpcLimits, RpcServer
@@ -37,6 +37,23 @@ def test_a_service_raises_the_soft_limit_to_the_hard_one() -> None:
         check=True,
     )
     assert int(done.stdout) == wanted
+
+
+def test_a_system_with_a_hidden_limit_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS reports no hard limit, and refuses more than its kernel allows: 10,240 files, or what there is."""
+    most, now = [descriptors.MOST_OF_MACOS], [256]
+
+    def set_limit(_: int, limits: tuple[int, int]) -> None:
+        if limits[0] > most[0]:
+            raise ValueError("current limit exceeds maximum limit")
+        now[0] = limits[0]
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (now[0], resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    most[0] = 100
+    assert descriptors.raise_limit() == now[0] == 256
+    most[0] = descriptors.MOST_OF_MACOS
+    assert descriptors.raise_limit() == now[0] == 10_240
 
 
 @pytest.mark.parametrize("limit", [512, 1_024, 4_096, 65_536, MOST])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -717,6 +718,34 @@ async def test_a_file_leaves_by_the_kernel(log, monkeypatch, is_cached):
         assert (header.kind, header.correlation) == (Kind.CONFIRM, 1)
         await bench.until(lambda: closed)
         assert bench.metric("sent_bytes_total") == len(expected)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_a_file_leaves_where_sendfile_does_not_work(log, monkeypatch, begins):
+    """A system or a file system without it: the same bytes leave by the process, also behind what had left before."""
+    true_sendfile, calls = os.sendfile, []
+
+    def refuse(target, source, position, size_bytes):
+        calls.append(position)
+        if begins and len(calls) == 1:
+            return true_sendfile(target, source, position, 1_000)
+        raise OSError(errno.EINVAL, "not from this file")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    async with serving() as bench:
+        client = await bench.connect()
+        found = log.reader.read(0, 1 << 30, log.log_end_offset)
+        expected = found.read()
+
+        async def send(message):
+            return OutgoingMessage(b"m", [found], lambda: True, found.close)
+
+        bench.service.handle = send
+        client.ask(1)
+        header, message, attached = await client.receive()
+        assert (header.kind, message) == (Kind.ANSWER, b"m")
+        assert attached == expected
+        assert len(calls) == 1 + begins
 
 
 async def test_a_log_that_was_cut_meanwhile_is_discarded(log):

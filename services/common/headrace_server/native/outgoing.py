@@ -9,6 +9,7 @@ event loop. With TLS the range is read and written. The owner must close a conne
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from headrace.wire.errors import HeadraceError
 
 Piece: TypeAlias = ReadableBuffer | Slice
 
+NO_SENDFILE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK)
+"""Errors of `sendfile` where it does not work with this file or socket; the range is then read and written."""
 CHUNK_BYTES = 256 << 10
 """Size of one file read with TLS."""
 
@@ -73,6 +76,7 @@ class OutgoingQueue:
         self._count_sent = count_sent
         self._loop = asyncio.get_running_loop()
         self._is_plain = transport.get_extra_info("ssl_object") is None
+        self._sends_files = self._is_plain and hasattr(os, "sendfile")
         self._waiting: deque[_Waiting] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._is_full = False
@@ -204,10 +208,8 @@ class OutgoingQueue:
         try:
             if not piece.is_cached():
                 await asyncio.shield(self._load(message, [piece]))
-            if self._is_plain:
-                await self._send_file(piece)
-                return
-            for start in range(0, piece.size_bytes, CHUNK_BYTES):
+            sent = await self._send_file(piece) if self._sends_files else 0
+            for start in range(sent, piece.size_bytes, CHUNK_BYTES):
                 self._transport.write(piece.read_part(start, min(CHUNK_BYTES, piece.size_bytes - start)))
                 await self._has_room.wait()
         except HeadraceError as error:
@@ -215,8 +217,11 @@ class OutgoingQueue:
                 message.failed(piece, error)
             raise
 
-    async def _send_file(self, piece: Slice) -> None:
-        """Send a range by `sendfile`, while the transport's buffer is empty."""
+    async def _send_file(self, piece: Slice) -> int:
+        """Send a range by `sendfile`, while the transport's buffer is empty; return the number of bytes sent.
+
+        It is the whole range, unless the system has no `sendfile` from such a file to a socket.
+        """
         await self._has_room.wait()
         if self._descriptor < 0:  # A duplicate, because the event loop reserves the first one for the transport.
             self._descriptor = os.dup(self._transport.get_extra_info("socket").fileno())
@@ -227,11 +232,17 @@ class OutgoingQueue:
             except BlockingIOError:
                 await self._writable()
                 continue
+            except OSError as error:
+                if error.errno not in NO_SENDFILE:
+                    raise
+                self._sends_files = False
+                break
             if count == 0:
                 raise piece.too_short(sent)
             sent += count
             self._progress_at = self._loop.time()
             self._count_sent(count)
+        return sent
 
     async def _writable(self) -> None:
         writable = self._loop.create_future()

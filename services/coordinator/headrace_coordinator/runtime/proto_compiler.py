@@ -12,6 +12,7 @@ import contextlib
 import os
 import resource
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,7 +83,8 @@ async def _run(text: str, name: str, given: int, made: int) -> str:
     )
     try:
         with contextlib.suppress(ProcessLookupError):  # It has ended already.
-            resource.prlimit(process.pid, resource.RLIMIT_AS, (COMPILE_BYTES, COMPILE_BYTES))
+            if hasattr(resource, "prlimit"):  # Only Linux limits another process.
+                resource.prlimit(process.pid, resource.RLIMIT_AS, (COMPILE_BYTES, COMPILE_BYTES))
         async with asyncio.timeout(COMPILE_SECONDS):
             _, errors = await process.communicate(text.encode())
     except TimeoutError:
@@ -101,7 +103,11 @@ async def _run(text: str, name: str, given: int, made: int) -> str:
 
 @contextlib.contextmanager
 def _memory(content: bytes) -> Iterator[int]:
-    descriptor = os.memfd_create("headrace-proto", 0)
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("headrace-proto", 0)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
     try:
         os.write(descriptor, content)
         os.lseek(descriptor, 0, os.SEEK_SET)
