@@ -2,6 +2,8 @@
 
 `up` starts `run` in the background and waits for its state file; `down` stops it; `run` owns the cluster in the
 foreground. `make` and the `headrace local` command call these; `headrace.testing` calls `run --control`.
+
+The clients and gRPC are imported by the commands that use them: to `up --single` they would add half a second.
 """
 
 from __future__ import annotations
@@ -20,13 +22,8 @@ from typing import Annotated
 import typer
 from headrace.cli.common.stop_signals import stop_signals
 from headrace.wire.errors import HeadraceError
-from rich.console import Console
-from rich.table import Column, Table
 
 from headrace_devcluster.background import process_state, restart_in_background, start_in_background, stop_in_background
-from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
-from headrace_devcluster.control import serve_control, watch_parts
-from headrace_devcluster.leadership import ask_for_leadership, sentence
 from headrace_devcluster.single_part import MODULE as SINGLE_MODULE
 from headrace_devcluster.single_part import NAME as SINGLE_NAME
 from headrace_devcluster.state import describe_state, owner_pid, read_state, state_json, write_state
@@ -128,6 +125,11 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the cluster's processes and the state of its partitions. Exit code 3 if none is running."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from headrace_devcluster.leadership import ask_for_leadership, sentence
+
     state = read_state(data_dir)
     if state is None:
         print("{}" if as_json else f"no cluster is running in {data_dir}; `up` starts one")
@@ -174,6 +176,9 @@ def run(
     if single and directory is not None and not control:
         command = single_command(directory, any_port=any_port, identity=identity)
         os.execv(command[0], command)
+    from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+    from headrace_devcluster.control import serve_control, watch_parts
+
     spec = LocalClusterSpec(
         brokers=brokers,
         coordinators=coordinators,

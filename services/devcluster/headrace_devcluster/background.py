@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 
-from headrace_devcluster.control import RESTART_SIGNAL
 from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
 from headrace_devcluster.state import ClusterState, owner_pid, read_state
 
@@ -24,6 +23,8 @@ START_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 90.0
 POLL_SECONDS = 0.02
 OWNER_LOG = "run.log"
+RESTART_SIGNAL = signal.SIGUSR1
+"""Signal from `up` to the owner of a running cluster to restart exited parts."""
 
 
 def start_in_background(directory: Path, command: Sequence[str]) -> ClusterState:

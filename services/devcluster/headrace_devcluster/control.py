@@ -16,11 +16,10 @@ from typing import IO
 
 from headrace.wire.errors import HeadraceError
 
+from headrace_devcluster.background import RESTART_SIGNAL
 from headrace_devcluster.cluster import LocalCluster
 
 WATCH_SECONDS = 0.5
-RESTART_SIGNAL = signal.SIGUSR1
-"""Signal from `up` to the owner of a running cluster to restart exited parts."""
 
 
 def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None:
