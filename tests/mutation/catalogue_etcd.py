@@ -28,6 +28,28 @@ ETCD = (
         ),
     ),
     Mutant(
+        "answered-before-it-is-stored",
+        "C2",
+        "LocalMetastore._stored",
+        replace("batch is None", "True"),
+        "The metastore of a cluster in one process answers what a crash may still take back.",
+        Test(
+            "tests/unit/common/test_sqlite_metastore.py::test_nothing_is_shown_that_is_not_stored",
+            "The simulator's etcd has no journal.",
+        ),
+    ),
+    Mutant(
+        "restarted-with-what-was-not-stored",
+        "C2",
+        "LocalMetastore._on_not_stored",
+        drop("self.state.restore(journal.load(), self._now_ms())"),
+        "After a full disk a metastore in the process decides on writes that it has reported as unknown.",
+        Test(
+            "tests/unit/common/test_sqlite_metastore.py::test_a_full_database_refuses_writes_and_keeps_the_rest",
+            "The simulator's etcd has no journal.",
+        ),
+    ),
+    Mutant(
         "refused-leaving-believed",
         "C4",
         "IsrUpdater.leave",

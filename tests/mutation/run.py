@@ -32,6 +32,7 @@ TESTS = tuple(
 FILES = (
     "pyproject.toml",
     "tests/async_tests.py",
+    "tests/children.py",
     "tests/conftest.py",
     "tests/fork_server.py",
     "tests/spark_session.py",

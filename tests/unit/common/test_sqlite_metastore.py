@@ -273,10 +273,12 @@ async def test_nothing_is_shown_that_is_not_stored(path, monkeypatch):
             asyncio.create_task(call)
             for call in (put(store, "/a", b"1"), store.get("/a"), store.range("/"), store.txn([VersionIs("/a", 9)], []))
         ]
-        for _ in range(5):
-            assert (await anext(stream)).revision == revision
-        assert not any(call.done() for call in calls)
-        stored.set()
+        try:
+            for _ in range(5):
+                assert (await anext(stream)).revision == revision
+            assert not any(call.done() for call in calls)
+        finally:
+            stored.set()
         _, got, ranged, compared = await asyncio.gather(*calls)
         assert got.key_value.value == ranged.key_values[0].value == b"1"
         assert (compared.succeeded, compared.revision) == (False, revision + 1)
