@@ -101,11 +101,12 @@ OPTIONS = (
     ),
     Option(
         "typed",
-        READS,
+        (*READS, WRITE),
         "false",
         "",
         "Whether to read the columns of the one typed topic that is subscribed, and `_partition`, `_offset`, "
-        "`_timestamp` and `_key`. Brokers send the columns of the frame's schema only, see above.",
+        "`_timestamp` and `_key`. Brokers send the columns of the frame's schema only, see above. For a write: whether "
+        "rows have the columns of the typed topic that the option `topic` names.",
     ),
     Option("includeHeaders", READS, "false", "includeHeaders", "Whether to add a column `headers`."),
     Option(

@@ -111,6 +111,9 @@ class WriteOptions:
     topic: str
     """Empty means that the column has it."""
     idempotent_retries: bool
+    typed: bool = False
+    columns: str = ""
+    """Text of the columns of the typed topic, which the driver looks up; empty for rows of bytes."""
 
 
 def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
@@ -173,7 +176,10 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
             action="Leave them out.",
         )
     idempotent_retries = options.flag("idempotentRetries", True)
-    return WriteOptions(settings=settings, topic=topic, idempotent_retries=idempotent_retries)
+    typed = options.flag("typed", False)
+    if typed and not topic:
+        raise ConfigError("option typed needs the option topic", action="Rows of one write go to one typed topic.")
+    return WriteOptions(settings=settings, topic=topic, idempotent_retries=idempotent_retries, typed=typed)
 
 
 def describe_schema_options(given: Mapping[str, str]) -> bool:

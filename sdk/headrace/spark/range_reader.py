@@ -29,11 +29,13 @@ def read_range(
     fail_on_data_loss: bool,
     topic_id: bytes = b"",
     columns: Sequence[str] | None = None,
+    where: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> Generator[DecodedBatch, None, None]:
     """Yield the records of a range in order, in the batches in which they were stored.
 
     `topic_id` is that of the topic in which the range was planned; empty means any topic of the name. `columns` are
     those of a typed topic that are read; `None` means whole records.
+    `where` has ranges of its columns, outside of which rows are left out: see `headrace.Reader`.
 
     Raises:
         DataLossError: If the log starts after the first record, now or during the read.
@@ -42,7 +44,7 @@ def read_range(
     """
     position = part.start
     while position < part.end:
-        with _open(settings, OffsetRange(part.where, position, part.end), topic_id, columns) as reader:
+        with _open(settings, OffsetRange(part.where, position, part.end), topic_id, columns, where) as reader:
             if topic_id not in (b"", reader.topic_id):
                 gone = f"{part.where} was deleted with the records from offset {position} to {part.end}"
                 check_data_loss([gone], fail_on_data_loss)
@@ -62,7 +64,13 @@ def read_range(
                 continue  # Retention removed records; the rest of the range is opened again, which reports the loss.
 
 
-def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes, columns: Sequence[str] | None) -> Reader:
+def _open(
+    settings: Mapping[str, Any],
+    part: OffsetRange,
+    topic_id: bytes,
+    columns: Sequence[str] | None,
+    where: Mapping[str, tuple[Any, Any]] | None,
+) -> Reader:
     """Return a reader of a range whose end is in the log.
 
     A newly elected leader may not know yet which of its predecessor's records are visible.
@@ -76,6 +84,7 @@ def _open(settings: Mapping[str, Any], part: OffsetRange, topic_id: bytes, colum
             end={partition: part.end},
             partitions=[partition],
             columns=columns,
+            where=where,
             **settings,
         )
         end = reader.end_offsets()[part.where]

@@ -20,7 +20,9 @@ from headrace.spark.ranges import AsOf, OffsetRange, check_order, split, within_
 from headrace.spark.schema import check_read_schema
 from headrace.spark.starting_offsets import LATEST, LATEST_OFFSET
 from headrace.spark.subscribed_cluster import SubscribedCluster
+from headrace.spark.typed_filters import ColumnFilters, Where
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import parse_columns
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -35,6 +37,8 @@ class RangePartition(InputPartition):
     """Topic id of the range, in hexadecimal; empty means any topic of the name."""
     as_of: AsOf | None = None
     """Moment of which the newest records are read; `None` means all records."""
+    columns: Where = ()
+    """Ranges of a typed topic's columns, outside of which rows are left out."""
 
     @property
     def value(self) -> str:
@@ -61,7 +65,7 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
     if options.typed:
         from headrace.spark.typed import read_typed
 
-        yield from read_typed(options, schema, part, topic_id)
+        yield from read_typed(options, schema, part, topic_id, partition.columns)
         return
     decoded_batches = read_range(options.settings, part, fail_on_data_loss=options.fail_on_data_loss, topic_id=topic_id)
     with closing(decoded_batches):
@@ -101,6 +105,7 @@ class HeadraceReader(DataSourceReader):
         self._schema = schema
         self._options = options
         self._pushed = Pushed()
+        self._columns = ColumnFilters(self._pushed) if options.typed else None
 
     def partitions(self) -> Sequence[InputPartition]:
         """Fix the ranges to read, and divide them over tasks.
@@ -113,11 +118,20 @@ class HeadraceReader(DataSourceReader):
         with closing(SubscribedCluster(options.settings, options.subscription)) as cluster:
             ranges = self._ranges(cluster, cluster.partitions())
             ids = cluster.topic_ids
+            columns = self._where(cluster)
         as_of = self._as_of if options.newest_per_key else lambda _: None
         return [
-            RangePartition(part, ids[part.where.topic], as_of(part.where))
+            RangePartition(part, ids[part.where.topic], as_of(part.where), columns)
             for part in split(ranges, options.min_partitions, options.max_records_per_partition)
         ]
+
+    def _where(self, cluster: SubscribedCluster) -> Where:
+        if self._columns is None or not self._columns.has_ranges:
+            return ()
+        from headrace.spark.typed import columns_text_of
+
+        text = columns_text_of(cluster, self._options.typed_topic)
+        return self._columns.where(self._schema, parse_columns(text))
 
     def _as_of(self, where: TopicPartition) -> AsOf:
         end = self._options.end
@@ -157,4 +171,5 @@ class PushingReader(HeadraceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         """Accept filters, and yield those that are not applied exactly."""
-        return iter([condition for condition in filters if not self._pushed.take(condition)])
+        take = self._pushed.take if self._columns is None else self._columns.take
+        return iter([condition for condition in filters if not take(condition)])

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.client.admin.admin import Admin
 from headrace.client.base.records import DecodedBatch
@@ -23,6 +24,7 @@ from headrace.spark.row_digests import DIGEST_BYTES, RowKey, bare, row_key, stor
 from headrace.spark.stored_rows import StoredPart, StoredRows
 from headrace.spark.task_writer import SHARED_SETTINGS, DeferredRows, TopicReport, send_share
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import parse_columns
 
 
 @dataclass(slots=True)
@@ -135,6 +137,12 @@ class _Balance:
                 self._counts[key] = -kept
 
 
+def _value_of(one: DecodedBatch) -> Any:
+    """Return the value of one record: bytes, or the row of a typed topic."""
+    typed = one.columns.typed
+    return values_of([one])[0].as_py() if typed is None else typed.rows(one.start, one.end, one.current_columns)[0]
+
+
 def _store(
     options: WriteOptions,
     identity: TaskIdentity,
@@ -145,22 +153,24 @@ def _store(
     """Store records again, each in the partition of the one that several rows matched, and rows left by tasks."""
     count = missing.total()
     settings = {**options.settings, "producer_id": identity.producer_id, "producer_epoch": identity.batch_id}
+    topic_columns = parse_columns(options.columns) if options.columns else None
     with Producer(**settings) as producer:
         for where, sequence in balance.next_sequences.items():
             producer.continue_from(where, sequence)
         for part in balance.read() if missing else ():
             for one in balance.take(missing, part):
                 columns = one.columns
+                has_key_columns = topic_columns is not None and bool(topic_columns.keys)
                 producer.send(
                     part.where.topic,
-                    values_of([one])[0].as_py(),
-                    keys_of([one])[0].as_py(),
+                    _value_of(one),
+                    None if has_key_columns else keys_of([one])[0].as_py(),
                     headers=columns.headers(one.start, one.end)[0] or None,
                     partition=part.where.partition,
                     timestamp_ms=columns.timestamps()[one.start] if balance.with_time else None,
                 )
         for rows in deferred:
             for share in rows.shares():
-                send_share(producer, share)
+                send_share(producer, share, topic_columns)
                 count += share.rows.num_rows
     return count

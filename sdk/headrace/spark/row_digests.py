@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from headrace.client.base.records import DecodedBatch
 from headrace.spark.arrow_columns import keys_of, values_of
+from headrace.spark.typed_rows import stored_values, values_of_structs
 
 RowKey = bytes
 """Digest of 16 bytes, then timestamp in ms and partition if these belong to the row, as int64 and int32."""
@@ -43,7 +44,7 @@ def row_parts(rows: Any) -> Iterator[tuple[bytes, int, int]]:
     times = times_of(rows) or [None] * count
     partitions = rows.column("partition").to_pylist() if "partition" in names else [None] * count
     for key, value, pairs, time_ms, partition in zip(
-        keys, _binary(rows.column("value")), headers, times, partitions, strict=True
+        keys, _values(rows.column("value")), headers, times, partitions, strict=True
     ):
         told = ((pair["key"], pair["value"]) for pair in pairs or ())
         yield (
@@ -66,9 +67,14 @@ def stored_parts(decoded: DecodedBatch) -> Iterator[tuple[bytes, int]]:
     columns = decoded.columns
     times = columns.timestamps()[decoded.start : decoded.end]
     headers = columns.headers(decoded.start, decoded.end)
-    values, keys = values_of([decoded]).to_pylist(), keys_of([decoded]).to_pylist()
+    values = values_of([decoded]).to_pylist() if columns.typed is None else stored_values(decoded)
+    keys = keys_of([decoded]).to_pylist()
     for key, value, pairs, time_ms in zip(keys, values, headers, times, strict=True):
         yield _digest(key, value, pairs), time_ms
+
+
+def _values(column: Any) -> list[bytes | None]:
+    return [*values_of_structs(column)] if pa.types.is_struct(column.type) else _binary(column)
 
 
 def _binary(column: Any) -> list[bytes | None]:

@@ -32,8 +32,10 @@ from headrace.spark.ranges import OffsetRange
 from headrace.spark.routes import Share, by_partition, by_topic
 from headrace.spark.row_digests import NO_TIME, RowKey, row_key, row_parts, stored_parts, times_of
 from headrace.spark.stored_rows import Stored, StoredRows, below
+from headrace.spark.typed_rows import converted
 from headrace.wire.errors import HeadraceError, OutOfOrderSequenceError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 SHARED_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
 MAX_DEFERRED_BYTES = 32 * 1024 * 1024
@@ -107,6 +109,7 @@ class TaskWriter:
         micro-batch below them are of earlier tries.
         """
         self._options = options
+        self._columns = parse_columns(options.columns) if options.columns else None
         self._identity = identity
         self._ends_before = ends
         settings = dict(options.settings)
@@ -144,6 +147,8 @@ class TaskWriter:
         Raises:
             HeadraceError: If rows could not be written, these or earlier ones.
         """
+        if self._columns is not None:
+            rows = converted(rows, self._options.topic, self._columns)
         for topic, part in by_topic(rows, self._options.topic):
             target = self._target(topic)
             for share in by_partition(topic, part, target.partitions, self._turn % target.partitions):
@@ -237,7 +242,7 @@ class TaskWriter:
         return False
 
     def _send(self, share: Share) -> None:
-        self._sent.append(_Sent(share, send_share(self._producer, share)))
+        self._sent.append(_Sent(share, send_share(self._producer, share, self._columns)))
 
     def _settle(self, sent: _Sent) -> None:
         """Wait for an acknowledgement; if the leader had the record before, verify that it is the same."""
@@ -271,10 +276,18 @@ class TaskWriter:
             raise _other_try(stored.where, self._identity.task)
 
 
-def send_share(producer: Producer, share: Share) -> BatchFuture:
-    """Send rows to their partition."""
+def send_share(producer: Producer, share: Share, columns: TopicColumns | None) -> BatchFuture:
+    """Send rows to their partition; `columns` are those of a typed topic."""
     names = share.rows.schema.names
     column = share.rows.column
+    if columns is not None:
+        return producer.send_table(
+            share.topic,
+            pa.RecordBatch.from_struct_array(column("value")),
+            keys=column("key") if "key" in names and not columns.keys else None,
+            timestamps_ms=times_of(share.rows),
+            partition=share.partition,
+        )
     return producer.send_many(
         share.topic,
         column("value"),

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructField, StructType, TimestampType
 
 from headrace.client.base.errors import ConfigError
 from headrace.spark.option_table import BATCH
 from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange
 from headrace.spark.subscribed_cluster import SubscribedCluster
+from headrace.spark.typed_filters import Where, ranges_of
+from headrace.wire.typed.column_types import ColumnType
 from headrace.wire.typed.topic_columns import parse_columns
 
 METADATA = (
@@ -28,29 +30,46 @@ def typed_schema(given: Mapping[str, str]) -> StructType:
     Raises:
         ConfigError: If an option is invalid, the topic is not typed, or Spark has not one of its types.
     """
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    from headrace.wire.typed.arrow_columns import arrow_type
-
     known = {name: value for name, value in given.items() if name.lower() not in _OF_STREAMS}
     options = read_options(known, BATCH)
     topic = options.typed_topic
     with closing(SubscribedCluster(options.settings, options.subscription)) as cluster:
         cluster.partitions()
-        text = cluster.admin.describe_config(topic)["columns"].value
-    if not text:
-        raise ConfigError(f"option typed: {topic} is not a typed topic", action="Leave the option out.")
+        text = columns_text_of(cluster, topic)
     fields = []
     for column in parse_columns(text).current:
-        try:
-            kind = from_arrow_type(arrow_type(column.type), prefer_timestamp_ntz=True)
-        except Exception:
+        kind = spark_type(column.type)
+        if kind is None:
             raise ConfigError(
                 f"option typed: column {column.name} is {column.type}, which Spark has not",
                 action="Give a schema without it.",
-            ) from None
+            )
         fields.append(StructField(column.name, kind, not column.is_required))
     return StructType([*fields, *METADATA])
+
+
+def spark_type(kind: ColumnType) -> DataType | None:
+    """Return Spark's type of a column; `None` if it has none."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    from headrace.wire.typed.arrow_columns import arrow_type
+
+    try:
+        return from_arrow_type(arrow_type(kind), prefer_timestamp_ntz=True)
+    except Exception:  # Of several classes, by the type.
+        return None
+
+
+def columns_text_of(cluster: SubscribedCluster, topic: str) -> str:
+    """Return the text of a topic's columns.
+
+    Raises:
+        ConfigError: If the topic is not typed.
+    """
+    text = cluster.admin.describe_config(topic)["columns"].value
+    if not text:
+        raise ConfigError(f"option typed: {topic} is not a typed topic", action="Leave the option out.")
+    return text
 
 
 _OF_STREAMS = frozenset({"maxoffsetspertrigger", "commitgroup"})
@@ -68,8 +87,12 @@ def check_typed(options: ReadOptions, schema: StructType) -> None:
         raise ConfigError("schema: it names no column", action="Name at least one of the topic's.")
 
 
-def read_typed(options: ReadOptions, schema: StructType, part: OffsetRange, topic_id: bytes) -> Iterator[Any]:
+def read_typed(
+    options: ReadOptions, schema: StructType, part: OffsetRange, topic_id: bytes, where: Where
+) -> Iterator[Any]:
     """Yield the rows of a range as Arrow batches with the columns of the schema; brokers send no others.
+
+    Rows outside the ranges of `where` are left out.
 
     Raises:
         InvalidConfigError: If the topic has no such column.
@@ -90,12 +113,15 @@ def read_typed(options: ReadOptions, schema: StructType, part: OffsetRange, topi
         fail_on_data_loss=options.fail_on_data_loss,
         topic_id=topic_id,
         columns=tuple(schema.names),
+        where=ranges_of(where),
     )
     waiting: list[Any] = []
     rows = 0
     with closing(decoded_batches):
         for decoded in decoded_batches:
             columns = typed_columns_of(decoded.current_columns, schema.names)
+            if decoded.start == decoded.end:
+                continue
             batch = typed_batch_of(decoded, columns, arrow_schema_of(columns))
             waiting.append(_cast(batch, wanted))
             rows += batch.num_rows

@@ -9,7 +9,7 @@ import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -22,6 +22,7 @@ from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.spark.write_schema import check_write_schema
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import parse_columns
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -64,7 +65,7 @@ class HeadraceStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Check everything before the query starts; see `checked`."""
         self._options = checked(given, schema, overwrite, "outputMode('complete'): a topic is only appended to")
-        self._columns = tuple(schema.names)
+        self._columns = row_names(schema, self._options)
         self._ends = log_ends(self._options) if self._options.idempotent_retries else {}
         """Spark creates a writer for every try of a micro-batch, before its tasks begin."""
         self._job = secrets.token_hex(16)
@@ -102,11 +103,28 @@ def checked(given: Mapping[str, str], schema: StructType, overwrite: bool, compl
     if overwrite:
         raise ConfigError(complaint, action="Use append.")
     options = write_options(given)
-    check_write_schema(schema, options.topic)
+    if not options.typed:
+        check_write_schema(schema, options.topic)
     subscription = Subscription(names=(options.topic,) if options.topic else (), option="topic")
     with closing(SubscribedCluster(options.settings, subscription)) as cluster:
         cluster.partitions()
-    return options
+        if not options.typed:
+            return options
+        from headrace.spark.typed import columns_text_of
+        from headrace.spark.typed_rows import check_typed_schema
+
+        text = columns_text_of(cluster, options.topic)
+    check_typed_schema(schema, options.topic, parse_columns(text))
+    return replace(options, columns=text)
+
+
+def row_names(schema: StructType, options: WriteOptions) -> tuple[str, ...]:
+    """Return the names of the columns that rows have in a task."""
+    if not options.typed:
+        return tuple(schema.names)
+    from headrace.spark.typed_rows import row_columns
+
+    return row_columns(schema)
 
 
 def log_ends(options: WriteOptions) -> dict[TopicPartition, int]:

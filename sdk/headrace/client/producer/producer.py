@@ -191,7 +191,7 @@ class Producer:
             topic: name of a typed topic.
             table: a pyarrow table or record batch, or a data frame of pandas or Polars.
             keys: a key of bytes per row, unless the topic has key columns; see `send_many`.
-            timestamps_ms: one per row; `None` means now.
+            timestamps_ms: one per row; `None`, for one or for all, means now.
             partition: partition of all rows, in order. Without it and without keys they fill the sticky partition.
 
         Returns:

@@ -29,7 +29,7 @@ class TypedBulk:
     """Each row may be in any batch."""
 
     def __init__(
-        self, arrays: Sequence[Any], columns: TopicColumns, keys: Any, timestamps_ms: list[int] | None
+        self, arrays: Sequence[Any], columns: TopicColumns, keys: Any, timestamps_ms: list[int | None] | None
     ) -> None:
         """`arrays` are those of the columns, `keys` a binary array or `None`."""
         self._arrays = arrays
@@ -193,19 +193,19 @@ def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns
         if keys is not None:
             raise _has_key_columns(topic, columns)
         places = [place for place, column in enumerate(columns.current) if column.is_key]
-        keys = _key_array([arrays[place] for place in places])
+        keys = key_array([arrays[place] for place in places])
     elif keys is not None:
         keys = pa.array(keys, pa.binary()) if not isinstance(keys, pa.Array | pa.ChunkedArray) else keys
         keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
         keys = keys.cast(pa.binary())
-    times = None if timestamps_ms is None else [int(at) for at in timestamps_ms]
+    times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
     for name, column in (("keys", keys), ("timestamps_ms", times)):
         if column is not None and len(column) != table.num_rows:
             raise SerializationError(f"{len(column)} {name} for {table.num_rows} rows", action="Pass one per row.")
     return TypedBulk(arrays, columns, keys, times)
 
 
-def _key_array(arrays: Sequence[Any]) -> Any:
+def key_array(arrays: Sequence[Any]) -> Any:
     """Return the keys of rows by the arrays of their key columns; see `key_of`."""
     import pyarrow as pa
 
