@@ -57,7 +57,7 @@ from spark_jobs.load import TableFormat, open_table
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import table_frame
 from spark_jobs.session import spark_session
-from spark_jobs.topic_frame import check_topics, read_topic
+from spark_jobs.topic_frame import check_topics, names_of, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -170,9 +170,11 @@ def _records(spark: SparkSession, wanted: Audit, topic: str) -> DataFrame:
     if source is None or source.name != topic:
         raise JobError(f"{wanted.table} holds {source or 'nothing'}, not {topic}; name its topic by --topic")
     frame = table_frame(spark, table)
-    if frame is None or not {"partition", "offset", "timestamp"} <= set(frame.columns):
+    names = {name: entry for name, entry in (names_of(frame) if frame is not None else {}).items() if name != "key"}
+    if frame is None or not set(names.values()) <= set(frame.columns):
         raise JobError(f"{wanted.table} has no columns partition, offset and timestamp; load it with them")
-    return frame
+    others = [name for name in frame.columns if name not in names and name not in names.values()]
+    return frame.selectExpr(*(f"{entry} AS {name}" for name, entry in names.items()), *(f"`{name}`" for name in others))
 
 
 def _arrived(frame: DataFrame, wanted: Audit, window_ms: int) -> dict[int, Arrived]:

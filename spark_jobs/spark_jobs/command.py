@@ -92,7 +92,8 @@ EventTime = Annotated[
     typer.Option(
         metavar="SQL",
         help="Time of a row's event, as an SQL expression over its columns with a timestamp result, such as "
-        "\"timestamp_millis(get_json_object(string(value), '$.at_ms')::bigint)\".",
+        "\"timestamp_millis(get_json_object(string(value), '$.at_ms')::bigint)\". "
+        "The default is the time of the record.",
     ),
 ]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.spark.stream_offsets import parse_offsets, ranges_between
 
-from spark_jobs.topic_frame import read_topic
+from spark_jobs.topic_frame import is_typed, names_of, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,13 +53,11 @@ def late_records(
         spark: the session.
         servers: the bootstrap servers.
         batches: micro-batches of the run that dropped rows.
-        event_time: SQL expression of a record's event time.
+        event_time: SQL expression of a record's event time; empty for the time of the record.
         final_at: SQL expression over `event_time`: when the window of a record becomes final.
     """
     frames = [
-        _records(spark, servers, *source)
-        .selectExpr("topic", "partition", "offset", f"{event_time} AS event_time", "key")
-        .where(f"{final_at} <= timestamp '{batch.watermark}'")
+        _records(spark, servers, *source, event_time).where(f"{final_at} <= timestamp '{batch.watermark}'")
         for batch in batches[-MOST_BATCHES:]
         for source in batch.sources
         if batch.watermark
@@ -69,11 +67,20 @@ def late_records(
     )
 
 
-def _records(spark: SparkSession, servers: str, start: str, end: str) -> DataFrame:
-    """Return the records between two offsets of a stream, which has one topic."""
+def _records(spark: SparkSession, servers: str, start: str, end: str, event_time: str) -> DataFrame:
+    """Return the records between two offsets of a stream, which has one topic: their places, times and keys."""
     before, after = json.loads(start), parse_offsets(json.loads(end))
     assert after is not None, "a micro-batch ends where something was found"
     ranges = ranges_between(parse_offsets(before) if before else None, after)
     starts = {part.where.partition: part.start for part in ranges}
     ends = {part.where.partition: part.end for part in ranges}
-    return read_topic(spark, servers, ranges[0].where.topic, starts, ends, accept_loss=True)
+    topic = ranges[0].where.topic
+    frame = read_topic(spark, servers, topic, starts, ends, accept_loss=True, typed=is_typed(servers, topic))
+    names = names_of(frame)
+    return frame.selectExpr(
+        f"'{topic}' AS topic",
+        f"{names['partition']} AS partition",
+        f"{names['offset']} AS offset",
+        f"{event_time or names['timestamp']} AS event_time",
+        f"{names['key']} AS key",
+    )

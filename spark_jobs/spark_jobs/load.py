@@ -1,8 +1,8 @@
-"""`python -m spark_jobs.load`: loads a topic into a table by event hour; data and offsets are committed together.
+"""`python -m spark_jobs.load`: loads a topic into a table; data and offsets are committed together.
 
 This is the paper's load job (section 4): the loaded records and their offsets become visible in one step. It may be run
 repeatedly, killed and restarted, from a timer or by hand: no record is missing or duplicated. A run loads the records
-that exist at its start, in commits of at most `--commit-records`.
+that exist at its start, in commits of at most `--commit-records`. The rows of a typed topic have its columns.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import headrace
 import typer
+from pyarrow import parquet
 from rich.console import Console
 
 from spark_jobs.command import (
@@ -35,11 +36,11 @@ from spark_jobs.load_plan import Plan, TruncatedError, plan_load
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import VIEW, ask, show_answer
 from spark_jobs.session import spark_session
-from spark_jobs.tables.attempts import begin, table_lock
+from spark_jobs.tables.attempts import Attempt, begin, table_lock
 from spark_jobs.tables.delta_table import DeltaTable
 from spark_jobs.tables.parquet_table import ParquetTable
 from spark_jobs.tables.state import Source, StoredTable, TableState
-from spark_jobs.topic_frame import check_topics, read_topic
+from spark_jobs.topic_frame import check_topics, is_typed, names_of, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +64,8 @@ class Load:
     table: Path
     bootstrap_servers: str
     format: TableFormat = TableFormat.PARQUET
-    event_time: str = "timestamp"
+    event_time: str = ""
+    """SQL expression of a row's event time; empty for the time of the record."""
     columns: Callable[[DataFrame], DataFrame] | None = None
     """Converts the topic's columns to the table's, row by row; `None` keeps them."""
     partition_by: tuple[str, ...] = (HOUR,)
@@ -120,13 +122,15 @@ def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> Loa
         source = _source_of(admin, wanted.topic)
         state = table.state()
         state.check_source(source)
+        state.check_partitioning(wanted.partition_by)
+        typed = is_typed(wanted.bootstrap_servers, wanted.topic)
         plan = _plan(admin, wanted, state)
         summary.lost = sum(loss.earliest - loss.wanted for loss in plan.losses)
         while plan.records:
             ends = plan.first(wanted.commit_records)
             progress.step(f"loading {sum(ends.values()) - sum(plan.starts.values()):,} of {plan.records:,} records")
             with progress.following(spark):
-                after = _load_commit(spark, admin, wanted, table, source, plan.starts, ends)
+                after = _load_commit(spark, admin, wanted, typed, table, source, plan.starts, ends)
             summary.commits += 1
             summary.rows += after.rows - state.rows
             summary.bytes += after.bytes - state.bytes
@@ -141,18 +145,14 @@ def _load_commit(
     spark: SparkSession,
     admin: headrace.Admin,
     wanted: Load,
+    typed: bool,
     table: StoredTable,
     source: Source,
     starts: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> TableState:
     """Load a range of offsets and commit it."""
-    from pyspark.sql import functions
-
-    frame = read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends)
-    if wanted.columns is not None:
-        frame = wanted.columns(frame)
-    frame = frame.withColumn(HOUR, functions.date_format(functions.expr(wanted.event_time), "yyyy-MM-dd-HH"))
+    frame = _rows(read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends, typed=typed), wanted)
     attempt = begin(table.root)
     try:
         frame.write.partitionBy(*wanted.partition_by).parquet(str(attempt.data))
@@ -164,10 +164,43 @@ def _load_commit(
         if _source_of(admin, wanted.topic) != source:
             raise JobError(f"the topic {wanted.topic} was deleted and created again meanwhile; nothing was committed")
         positions = {str(partition): end for partition, end in ends.items()}
+        _check_columns(attempt, table)
         return table.commit(attempt, source, positions, wanted.partition_by)
     except BaseException:
         table.recover()
         raise
+
+
+def _check_columns(attempt: Attempt, table: StoredTable) -> None:
+    """Check that the columns of the rows have the types that they have in the table; further ones may be new.
+
+    Raises:
+        JobError: If one has another type, for example because the topic's column was widened.
+    """
+    if files := attempt.files():
+        found = table.conflicts(parquet.read_schema(attempt.data / files[0].staged))
+        if found:
+            raise JobError(f"{'; '.join(found)}: cast it by --select, or load into another directory")
+
+
+def _rows(records: DataFrame, wanted: Load) -> DataFrame:
+    """Return the rows of the table.
+
+    Raises:
+        JobError: If they lack a column of the partitioning.
+    """
+    from pyspark.sql import functions
+
+    frame = records if wanted.columns is None else wanted.columns(records)
+    if HOUR in wanted.partition_by:
+        event_time = functions.expr(wanted.event_time or names_of(records)["timestamp"])
+        frame = frame.withColumn(HOUR, functions.date_format(event_time, "yyyy-MM-dd-HH"))
+    for name in wanted.partition_by:
+        if name not in frame.columns:
+            raise JobError(f"--partition-by {name}: the table has the columns {', '.join(frame.columns)}")
+    if len(frame.columns) == len(wanted.partition_by):
+        raise JobError("--partition-by has every column of the table; one at least must be in its files")
+    return frame
 
 
 def _plan(admin: headrace.Admin, wanted: Load, state: TableState) -> Plan:
@@ -227,14 +260,23 @@ def load(
     table: TableDirectory,
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     table_format: Annotated[TableFormat, typer.Option("--format", help="Format of the table.")] = TableFormat.PARQUET,
-    event_time: EventTime = "timestamp",
+    event_time: EventTime = "",
+    partition_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="A column by whose values the table has directories; repeatable. "
+            f"{HOUR}, the default, is the hour of the event time.",
+        ),
+    ] = None,
     select: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SQL",
             help="A column of the table, computed from those of the topic, as in "
             "\"from_json(string(value), 'user STRING') AS view\"; repeatable. "
-            "The default is key, value, topic, partition, offset, timestamp.",
+            "The default is key, value, topic, partition, offset, timestamp, and of a typed topic its columns and "
+            "_partition, _offset, _timestamp, _key.",
         ),
     ] = None,
     commit_records: Annotated[
@@ -251,7 +293,10 @@ def load(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Load the new records of a topic into a table, by event hour. Each run continues where the last one ended."""
+    """Load the new records of a topic into a table, by event hour or by columns.
+
+    Each run continues where the last one ended.
+    """
     wanted = Load(
         topic,
         table.absolute(),
@@ -259,6 +304,7 @@ def load(
         table_format,
         event_time,
         (lambda frame: frame.selectExpr(*select)) if select else None,
+        tuple(partition_by or (HOUR,)),
         commit_records=commit_records,
         accept_loss=accept_data_loss,
     )

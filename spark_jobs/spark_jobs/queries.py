@@ -31,9 +31,13 @@ class Answer:
 
 
 def table_frame(spark: SparkSession, table: StoredTable) -> DataFrame | None:
-    """Return the committed rows of a table, or `None` if there are no files yet."""
+    """Return the committed rows of a table, or `None` if there are no files yet.
+
+    Later files may have more columns than earlier ones.
+    """
     files = [str(path) for path in table.data_files()]
-    return spark.read.option("basePath", str(table.root)).parquet(*files) if files else None
+    reader = spark.read.option("basePath", str(table.root)).option("mergeSchema", "true")
+    return reader.parquet(*files) if files else None
 
 
 def ask(spark: SparkSession, table: StoredTable, queries: list[str]) -> list[Answer]:

@@ -19,6 +19,7 @@ from spark_jobs.late_records import LossyBatch, late_records, watermark_of
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import Answer, answer_of
 from spark_jobs.tables.attempts import table_lock
+from spark_jobs.topic_frame import is_typed, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,8 +40,8 @@ class Stream:
     bootstrap_servers: str
     follow: bool
     max_records: int
-    event_time: str = "timestamp"
-    """SQL expression of a record's event time."""
+    event_time: str = ""
+    """SQL expression of a record's event time; empty for the time of the record."""
     final_at: str = "event_time"
     """SQL expression over `event_time`: when the window of a record becomes final."""
 
@@ -111,12 +112,15 @@ class _Account:
 
 
 def read_stream(spark: SparkSession, stream: Stream, topic: str) -> DataFrame:
-    """Return a topic as a stream from its start, with the column `event_time`."""
+    """Return a topic as a stream from its start, with the column `event_time`; a typed topic by its columns."""
     from pyspark.sql import functions
 
     reader = spark.readStream.format("headrace").option(SERVERS, stream.bootstrap_servers).option("subscribe", topic)
+    if is_typed(stream.bootstrap_servers, topic):
+        reader = reader.option("typed", "true")
     records = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", stream.max_records).load()
-    return records.withColumn("event_time", functions.expr(stream.event_time)).observe(
+    event_time = stream.event_time or names_of(records)["timestamp"]
+    return records.withColumn("event_time", functions.expr(event_time)).observe(
         f"{SEEN} {topic}",
         functions.count("*").alias("records"),
         functions.expr("count_if(event_time IS NULL)").alias("untimed"),
@@ -184,6 +188,9 @@ def _counted(spark: SparkSession, stream: Stream) -> tuple[int, int]:
     total = functions.sum("records")
     counted = results.agg(total).first()[0] or 0 if results is not None else 0  # type: ignore[index]
     if (stream.checkpoint / "state").exists() and any((stream.checkpoint / "commits").glob("[0-9]*")):
-        state = spark.read.format("statestore").load(str(stream.checkpoint))
-        counted += state.agg(functions.sum("value.count")).first()[0] or 0  # type: ignore[index]
+        state = spark.read.format("statestore").load(str(stream.checkpoint)).select("value.*")
+        # Further aggregates of a query have buffers of the same names, behind that of the count.
+        place = state.columns.index("count")
+        counts = state.toDF(*map(str, range(len(state.columns)))).agg(functions.sum(f"`{place}`"))
+        counted += counts.first()[0] or 0  # type: ignore[index]
     return rows, counted

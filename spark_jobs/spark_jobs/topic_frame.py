@@ -31,8 +31,12 @@ def read_topic(
     ends: Mapping[int, int] | None = None,
     *,
     accept_loss: bool = False,
+    typed: bool = False,
 ) -> DataFrame:
-    """Return a topic from `starts` to `ends` (exclusive) in the partitions of `starts`, or all of it."""
+    """Return a topic from `starts` to `ends` (exclusive) in the partitions of `starts`, or all of it.
+
+    With `typed` its columns are the topic's own, and `_partition`, `_offset`, `_timestamp` and `_key`.
+    """
     reader = spark.read.format("headrace").option(SERVERS, bootstrap_servers)
     if starts is None:
         reader = reader.option("subscribe", topic)
@@ -41,7 +45,24 @@ def read_topic(
         reader = reader.option("startingOffsets", _offsets(topic, starts))
     if ends is not None:
         reader = reader.option("endingOffsets", _offsets(topic, ends))
+    if typed:
+        reader = reader.option("typed", "true")
     return reader.option("failOnDataLoss", str(not accept_loss).lower()).load()
+
+
+def is_typed(bootstrap_servers: str, topic: str) -> bool:
+    """Return whether a topic is typed, so that it is read by its columns."""
+    with headrace.Admin(bootstrap_servers=bootstrap_servers, client_id="spark-jobs") as admin:
+        return bool(admin.describe_config(topic)["columns"].value)
+
+
+def names_of(frame: DataFrame) -> dict[str, str]:
+    """Return the column of a topic's frame that has each of partition, offset, timestamp and key.
+
+    No column of a typed topic's own begins with an underscore.
+    """
+    prefix = "_" if "_offset" in frame.columns else ""
+    return {name: prefix + name for name in ("partition", "offset", "timestamp", "key")}
 
 
 def _offsets(topic: str, offsets: Mapping[int, int]) -> str:

@@ -13,7 +13,7 @@ shown and continue in the next run.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,10 +37,10 @@ from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import answer_of, show_answer
 from spark_jobs.session import spark_session
 from spark_jobs.streams import SHOWN_ROWS, Stream, StreamRun, read_stream, run_stream
-from spark_jobs.topic_frame import check_topics
+from spark_jobs.topic_frame import check_topics, names_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 app = typer.Typer(
     add_completion=False,
@@ -50,6 +50,21 @@ app = typer.Typer(
     help="Windowed counts, sessions and a join of topics, as streams.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SQL",
+        help="Column or expression to group by, repeatable; one is the column `key` of the results, several keep their "
+        "names. The default is the record's key.",
+    ),
+]
+Aggregates = Annotated[
+    list[str] | None,
+    typer.Option(metavar="SQL", help='A further column of the results, as in "sum(price) AS revenue"; repeatable.'),
+]
+_SPAN = "__span"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +79,7 @@ class SharedOptions:
             help="Maximum lateness, relative to the newest record, at which a record is still counted.",
         ),
     ] = "1m"
-    event_time: EventTime = "timestamp"
+    event_time: EventTime = ""
     follow: Annotated[bool, typer.Option("--follow", help="Run until Ctrl-C instead of ending with the topic.")] = False
     max_records: Annotated[int, typer.Option(min=1, help="Maximum records of one micro-batch.")] = 1_000_000
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS
@@ -120,30 +135,49 @@ def end_of_gap(gap_ms: int) -> str:
     return f"event_time + INTERVAL {gap_ms * 1000} MICROSECONDS"
 
 
-def counts_of(records: DataFrame, by: str, window_ms: int, watermark_ms: int) -> DataFrame:
-    """Count records by window of event time and by a key."""
+def key_columns(records: DataFrame, by: Sequence[str]) -> list[Column]:
+    """Return the columns by which records are grouped: one is named `key`, several keep their names.
+
+    None given means the records' keys as text.
+    """
     from pyspark.sql import functions
 
-    window = functions.window("event_time", f"{window_ms} milliseconds")
-    return (
-        records.withWatermark("event_time", f"{watermark_ms} milliseconds")
-        .groupBy(window.alias("window"), functions.expr(by).alias("key"))
-        .agg(functions.count("*").alias("records"))
-        .selectExpr("window.start AS start", "window.end AS end", "key", "records")
-    )
+    if len(by) > 1:
+        return [functions.expr(each) for each in by]
+    return [functions.expr(by[0] if by else f"string({names_of(records)['key']})").alias("key")]
 
 
-def sessions_of(records: DataFrame, by: str, gap_ms: int, watermark_ms: int) -> DataFrame:
-    """Group the records of a key into sessions with gaps of less than `gap_ms`."""
+def counts_of(
+    records: DataFrame, by: Sequence[str], window_ms: int, watermark_ms: int, aggregates: Sequence[str] = ()
+) -> DataFrame:
+    """Count records by window of event time and by keys, and compute further aggregates."""
     from pyspark.sql import functions
 
-    session = functions.session_window("event_time", f"{gap_ms} milliseconds")
-    return (
-        records.withWatermark("event_time", f"{watermark_ms} milliseconds")
-        .groupBy(session.alias("session"), functions.expr(by).alias("key"))
-        .agg(functions.count("*").alias("records"))
-        .selectExpr("session.start AS start", "session.end AS end", "key", "records")
-    )
+    window = functions.window("event_time", f"{window_ms} milliseconds").alias(_SPAN)
+    return _aggregated(records, window, by, watermark_ms, aggregates)
+
+
+def sessions_of(
+    records: DataFrame, by: Sequence[str], gap_ms: int, watermark_ms: int, aggregates: Sequence[str] = ()
+) -> DataFrame:
+    """Group the records of a key into sessions with gaps of less than `gap_ms`; compute further aggregates of them."""
+    from pyspark.sql import functions
+
+    session = functions.session_window("event_time", f"{gap_ms} milliseconds").alias(_SPAN)
+    return _aggregated(records, session, by, watermark_ms, aggregates)
+
+
+def _aggregated(
+    records: DataFrame, span: Column, by: Sequence[str], watermark_ms: int, aggregates: Sequence[str]
+) -> DataFrame:
+    from pyspark.sql import functions
+
+    # The count is first: `run_stream` looks for it in the state.
+    wanted = [functions.count("*").alias("records"), *map(functions.expr, aggregates)]
+    late = records.withWatermark("event_time", f"{watermark_ms} milliseconds")
+    found = late.groupBy(span, *key_columns(records, by)).agg(*wanted)
+    others = [functions.col(f"`{name}`") for name in found.columns if name != _SPAN]
+    return found.select(functions.expr(f"{_SPAN}.start"), functions.expr(f"{_SPAN}.end"), *others)
 
 
 def joined(
@@ -153,11 +187,18 @@ def joined(
     from pyspark.sql import functions
 
     delay = f"{watermark_ms} milliseconds"
+    shown, clicked = names_of(impressions), names_of(clicks)
     left = impressions.selectExpr(
-        f"{impression_id} AS id", "event_time AS shown_at", "partition", "offset"
+        f"{impression_id} AS id",
+        "event_time AS shown_at",
+        f"{shown['partition']} AS partition",
+        f"{shown['offset']} AS offset",
     ).withWatermark("shown_at", delay)
     right = clicks.selectExpr(
-        f"{click_id} AS click_of", "event_time AS clicked_at", "partition AS click_partition", "offset AS click_offset"
+        f"{click_id} AS click_of",
+        "event_time AS clicked_at",
+        f"{clicked['partition']} AS click_partition",
+        f"{clicked['offset']} AS click_offset",
     ).withWatermark("clicked_at", delay)
     latest = f"shown_at + INTERVAL {within_ms * 1000} MICROSECONDS"
     condition = f"id = click_of AND clicked_at >= shown_at AND clicked_at <= {latest}"
@@ -169,28 +210,34 @@ def joined(
 def counts(
     *,
     topic: Annotated[str, typer.Option(help="The topic.")],
-    by: Annotated[str, typer.Option(metavar="SQL", help="Expression to group by.")] = "string(key)",
+    by: By = None,
+    aggregate: Aggregates = None,
     window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window.")] = "1m",
     shared: SharedOptions,
 ) -> None:
     """Count records by window of event time and by key."""
     window_ms, watermark_ms = milliseconds(window, "--window"), shared.watermark_ms
     stream = shared.stream("counts", end_of_window(window_ms))
-    _run(stream, shared, (topic,), lambda records: counts_of(records, by, window_ms, watermark_ms))
+    _run(
+        stream, shared, (topic,), lambda records: counts_of(records, by or (), window_ms, watermark_ms, aggregate or ())
+    )
 
 
 @command
 def sessions(
     *,
     topic: Annotated[str, typer.Option(help="The topic.")],
-    by: Annotated[str, typer.Option(metavar="SQL", help="Key of a session.")] = "string(key)",
+    by: By = None,
+    aggregate: Aggregates = None,
     gap: Annotated[str, typer.Option(metavar="DURATION", help="Inactivity that ends a session.")] = "30m",
     shared: SharedOptions,
 ) -> None:
     """Group the records of each key into sessions, separated by gaps."""
     gap_ms, watermark_ms = milliseconds(gap, "--gap"), shared.watermark_ms
     stream = shared.stream("sessions", end_of_gap(gap_ms))
-    _run(stream, shared, (topic,), lambda records: sessions_of(records, by, gap_ms, watermark_ms))
+    _run(
+        stream, shared, (topic,), lambda records: sessions_of(records, by or (), gap_ms, watermark_ms, aggregate or ())
+    )
 
 
 @command

@@ -9,6 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import headrace
@@ -22,7 +25,7 @@ from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
 from spark_jobs.session import LOCAL_JAVA_OPTIONS, prepared
 from spark_jobs.streams import Stream, read_stream, run_stream
-from spark_jobs.tables.errors import OtherSourceError
+from spark_jobs.tables.errors import OtherSourceError, TableError
 from spark_jobs.tables.state import StoredTable
 from spark_jobs.topic_frame import read_topic
 from spark_jobs.windows import counts_of, end_of_gap, end_of_window, joined, sessions_of
@@ -346,7 +349,7 @@ def test_windowed_counts_go_on_from_run_to_run_and_late_records_are_told(jobs, s
     """Each window is written once, when it is final; a record for a final window is late, one in time counts."""
 
     def make(stream):
-        return counts_of(read_stream(jobs, stream, topic), "string(key)", 60_000, 60_000)
+        return counts_of(read_stream(jobs, stream, topic), ["string(key)"], 60_000, 60_000)
 
     with headrace.Producer(bootstrap_servers=servers) as producer:
         for seconds in range(0, 300, 10):
@@ -385,7 +388,7 @@ def test_sessions_end_where_a_key_is_silent(jobs, servers, topic, tmp_path):
         at(producer, topic, 3_600, key=b"end")
 
     def make(stream):
-        return sessions_of(read_stream(jobs, stream, topic), "string(key)", 120_000, 1_000)
+        return sessions_of(read_stream(jobs, stream, topic), ["string(key)"], 120_000, 1_000)
 
     run, rows = streamed(jobs, servers, tmp_path, "sessions", make, end_of_gap(120_000))
     assert [(clock(start), clock(end), key, records) for start, end, key, records in rows] == [
@@ -425,6 +428,119 @@ def test_clicks_are_put_beside_their_impressions(jobs, servers, topic, audit_top
     clicked = {row[0]: row[2] and clock(row[2]) for row in rows}
     assert clicked == {"0": "12:00:05", "1": None, "2": None, "3": "12:01:03", "end": "14:00:00"}
     assert len(rows) == 5
+
+
+# Typed topics.
+
+COLUMNS = "page string required, user int32, price decimal(10, 2), at timestamp[ms, UTC]"
+
+
+@pytest.fixture
+def typed_topic(servers, topic_name) -> Iterator[str]:
+    name = f"{topic_name}-typed"
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(name, partitions=2, replication_factor=1, columns=COLUMNS)
+        yield name
+        admin.delete_topic(name)
+
+
+def send_rows(servers, topic, numbers, more=None, **settings) -> None:
+    """Rows half a minute apart by their own time, of two pages, in turn in two partitions."""
+    with headrace.Producer(bootstrap_servers=servers, **settings) as producer:
+        for number in numbers:
+            at = datetime.fromtimestamp(NOON_MS / 1000 + 30 * number, UTC)
+            row = {"page": f"/{number % 2}", "user": number % 3, "price": Decimal(number) / 4, "at": at, **(more or {})}
+            producer.send(topic, row, partition=number % 2, timestamp_ms=NOON_MS)
+
+
+@pytest.mark.parametrize("table_format", list(TableFormat))
+def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic, tmp_path, table_format):
+    """In directories by a column, in commits; a column that the topic gets later is null in older rows; a type that
+    is another one, and other directories, are refused before anything is committed."""
+    wanted = Load(typed_topic, tmp_path / "table", servers, table_format, partition_by=("page",), commit_records=60)
+    send_rows(servers, typed_topic, range(100))
+    first = load_topic(jobs, wanted, QUIET)
+    assert (first.rows, first.commits, first.lag) == (100, 2, 0)
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.alter_config(typed_topic, {"columns": COLUMNS + ", country string"})
+    send_rows(servers, typed_topic, range(100, 110), {"country": "AT"})
+    assert load_topic(jobs, wanted, QUIET).table_rows == 110
+    table = open_table(wanted.table, table_format)
+    assert {path.parent.name for path in table.data_files()} == {"page=%2F0", "page=%2F1"}
+    query = "SELECT page, count(*), count(country), sum(price), max(_offset) FROM records GROUP BY 1 ORDER BY 1"
+    (answer,) = ask(jobs, table, [query])
+    assert [row[:4] for row in answer.rows] == [
+        ["/0", 55, 5, Decimal(sum(range(0, 110, 2))) / 4],
+        ["/1", 55, 5, Decimal(sum(range(1, 110, 2))) / 4],
+    ]
+    assert [row[4] for row in answer.rows] == [54, 54]
+    if table_format is TableFormat.DELTA:
+        from deltalake import DeltaTable
+
+        read = DeltaTable(str(wanted.table)).to_pyarrow_table()
+        assert (read.num_rows, read.column("country").null_count) == (110, 100)
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.alter_config(typed_topic, {"columns": COLUMNS.replace("int32", "int64") + ", country string"})
+    send_rows(servers, typed_topic, range(110, 112))
+    with pytest.raises(JobError, match=r"column user is .* now, and .* in the table: cast it by --select"):
+        load_topic(jobs, wanted, QUIET)
+    with pytest.raises(TableError, match="the table has directories by page, not by user"):
+        load_topic(jobs, replace(wanted, partition_by=("user",)), QUIET)
+    with pytest.raises(JobError, match="--partition-by pages: the table has the columns"):
+        load_topic(jobs, replace(wanted, partition_by=("pages",), table=tmp_path / "other"), QUIET)
+    cast = replace(wanted, columns=lambda frame: frame.withColumn("user", frame["user"].cast("int")))
+    assert load_topic(jobs, cast, QUIET).table_rows == 112
+
+
+@pytest.mark.slow
+def test_an_audit_of_a_table_of_columns(jobs, servers, typed_topic, audit_topic, tmp_path):
+    """Its rows are counted by what headrace knows of each."""
+    send_rows(servers, typed_topic, range(40), audit_topic=audit_topic, **AUDITED)
+    table = Load(typed_topic, tmp_path / "table", servers, partition_by=("page",))
+    load_topic(jobs, table, QUIET)
+    found = audited(jobs, servers, audit_topic, topics=(typed_topic,), table=table.table)
+    assert (found["complete"], found["arrived"]) == (True, 40)
+
+
+def test_a_typed_topic_by_event_hour(jobs, servers, typed_topic, tmp_path):
+    """By a column's time, or by that of the record."""
+    send_rows(servers, typed_topic, range(0, 241, 60))
+    wanted = Load(typed_topic, tmp_path / "table", servers, event_time="at")
+    load_topic(jobs, wanted, QUIET)
+    query = "SELECT event_hour, count(*) FROM records GROUP BY 1 ORDER BY 1"
+    (answer,) = ask(jobs, open_table(wanted.table, wanted.format), [query])
+    assert answer.rows == [["2023-11-15-12", 2], ["2023-11-15-13", 2], ["2023-11-15-14", 1]]
+    now = Load(typed_topic, tmp_path / "now", servers)
+    assert load_topic(jobs, now, QUIET).rows == 5
+    assert {path.parent.name for path in open_table(now.table, now.format).data_files()} == {"event_hour=2023-11-15-12"}
+
+
+@pytest.mark.slow
+def test_windows_over_the_columns_of_a_typed_topic(jobs, servers, typed_topic, tmp_path):
+    """By columns and a time of its own, with aggregates; rows that come too late are told with their places."""
+    aggregates = ["sum(price) AS revenue", "avg(user) AS mean_user", "count(price) AS priced"]
+
+    def run():
+        stream = Stream("counts", tmp_path / "out", servers, False, 1_000, "at", end_of_window(60_000))
+        by = ["page", "user % 2 AS odd"]
+        make = lambda: counts_of(read_stream(jobs, stream, typed_topic), by, 60_000, 1_000, aggregates)  # noqa: E731
+        found = patiently(lambda: run_stream(jobs, stream, make(), QUIET))
+        return found, stream.results(jobs)
+
+    send_rows(servers, typed_topic, range(20))
+    first, results = run()
+    assert results.columns == ["start", "end", "page", "odd", "records", "revenue", "mean_user", "priced"]
+    row = results.where("page = '/1'").orderBy("start").first()
+    found = (clock(row.start), row.odd, row.records, row.revenue, row.mean_user, row.priced)
+    assert found == ("12:00:00", 1, 1, Decimal("0.25"), 1.0, 1)
+    assert (first.records, first.late, first.written) == (20, 0, 18)
+    send_rows(servers, typed_topic, [1, 2])
+    second, _ = run()
+    assert (second.records, second.late) == (2, 2)
+    assert [(row[1], row[2], clock(row[3])) for row in second.late_records.rows] == [
+        (0, 10, "12:01:00"),
+        (1, 10, "12:00:30"),
+    ]
 
 
 # Access log.

@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from spark_jobs.tables.attempts import Attempt, DataFile, left_behind
 from spark_jobs.tables.errors import ConcurrentCommitError, TableError
-from spark_jobs.tables.state import Source, TableState
+from spark_jobs.tables.state import Source, TableState, conflict
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as DeltaLog
@@ -58,6 +58,7 @@ class DeltaTable:
             rows=sum(count or 0 for count in rows),
             bytes=sum(actions.column("size_bytes").to_pylist()) if actions.num_rows else 0,
             files=actions.num_rows,
+            partition_by=tuple(log.metadata().partition_columns),
         )
 
     def recover(self) -> None:
@@ -121,6 +122,17 @@ class DeltaTable:
         attempt.remove()
         return self.state()
 
+    def conflicts(self, columns: pyarrow.Schema) -> list[str]:
+        """Compare columns with those of the log."""
+        log = self._log()
+        known = {each.name: each.type for each in log.schema().fields} if log is not None else {}
+        wanted = self._deltalake.Schema.from_arrow(columns.remove_metadata()).fields
+        return [
+            conflict(each.name, each.type, known[each.name])
+            for each in wanted
+            if known.get(each.name, each.type) != each.type
+        ]
+
     def data_files(self) -> list[Path]:
         """Return the committed files."""
         log = self._log()
@@ -146,11 +158,21 @@ class DeltaTable:
         return positions
 
     def _schema(self, attempt: Attempt, files: Sequence[DataFile], partition_by: Sequence[str]) -> Any:
-        """Return the columns of the table: those of a file, and the partition columns, which are strings."""
+        """Return the columns of the table: those of a file, and the partition columns, which are strings.
+
+        Columns that are new in the files are added to the log, in which they are null for older rows.
+        """
         log = self._log()
+        columns = parquet.read_schema(attempt.data / files[0].staged).remove_metadata() if files else None
         if log is not None:
+            known = {field.name for field in log.schema().fields}
+            new = [field for field in columns or () if field.name not in known]
+            if new:
+                log.alter.add_columns(self._deltalake.Schema.from_arrow(pyarrow.schema(new)).fields)
+                log = self._log()
+                assert log is not None, "it was there"
             return log.schema()
-        columns = parquet.read_schema(attempt.data / files[0].staged).remove_metadata()
+        assert columns is not None, "the first commit has a row"
         for name in partition_by:
             columns = columns.append(pyarrow.field(name, pyarrow.string()))
         return self._deltalake.Schema.from_arrow(columns)

@@ -27,9 +27,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+from pyarrow import parquet
+
 from spark_jobs.tables.attempts import META, Attempt, DataFile, left_behind, sync
 from spark_jobs.tables.errors import ConcurrentCommitError, TableError
-from spark_jobs.tables.state import Source, TableState
+from spark_jobs.tables.state import Source, TableState, conflict
 
 MANIFEST_FORMAT = 1
 
@@ -49,7 +52,13 @@ class ParquetTable:
                 raise TableError(f"{self.root} holds files that no load job wrote; give another directory")
             return TableState()
         last = self._read(numbers[-1])
-        return TableState(numbers[-1], Source(**last["source"]), last["positions"], **last["totals"])
+        return TableState(
+            numbers[-1],
+            Source(**last["source"]),
+            last["positions"],
+            **last["totals"],
+            partition_by=tuple(last["partition_by"]),
+        )
 
     def recover(self) -> None:
         """Publish committed files of a killed job, and remove its uncommitted ones."""
@@ -91,7 +100,22 @@ class ParquetTable:
         self._link(attempt, before.version + 1, manifest)
         attempt.publish(files)
         attempt.remove()
-        return TableState(before.version + 1, source, manifest["positions"], **totals)  # type: ignore[arg-type]
+        return TableState(before.version + 1, source, manifest["positions"], **totals, partition_by=tuple(partition_by))  # type: ignore[arg-type]
+
+    def conflicts(self, columns: pyarrow.Schema) -> list[str]:
+        """Compare columns with those of the last commit that has rows."""
+        for number in reversed(self._numbers()):
+            manifest = self._read(number)
+            if files := _files_of(manifest):
+                place = self.root / files[0].path
+                staged = Attempt(self.root, manifest["attempt"]).data / files[0].staged
+                known = {each.name: each.type for each in parquet.read_schema(place if place.exists() else staged)}
+                return [
+                    conflict(each.name, each.type, known[each.name])
+                    for each in columns
+                    if known.get(each.name, each.type) != each.type
+                ]
+        return []
 
     def data_files(self) -> list[Path]:
         """Return the current paths of the committed files; those of the last commit may still be in their attempt."""

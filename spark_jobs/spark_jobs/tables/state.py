@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import pyarrow
+
 from spark_jobs.tables.attempts import Attempt
-from spark_jobs.tables.errors import OtherSourceError
+from spark_jobs.tables.errors import OtherSourceError, TableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class TableState:
     rows: int = 0
     bytes: int = 0
     files: int = 0
+    partition_by: tuple[str, ...] = ()
+    """Columns of the directories of the last commit."""
 
     def check_source(self, source: Source) -> None:
         """Check that the table is empty or has records of `source`.
@@ -48,6 +52,23 @@ class TableState:
             raise OtherSourceError(
                 f"the table holds the records of {self.source}, not of {source}; give another directory"
             )
+
+    def check_partitioning(self, partition_by: Sequence[str]) -> None:
+        """Check that the table is empty or has directories by these columns.
+
+        Raises:
+            TableError: If it has others.
+        """
+        if self.version and self.partition_by != tuple(partition_by):
+            raise TableError(
+                f"the table has directories by {', '.join(self.partition_by)}, not by {', '.join(partition_by)}; "
+                "give these, or another directory"
+            )
+
+
+def conflict(name: str, now: object, before: object) -> str:
+    """Return the sentence about a column of two types."""
+    return f"column {name} is {now} now, and {before} in the table"
 
 
 class StoredTable(Protocol):
@@ -69,6 +90,9 @@ class StoredTable(Protocol):
         Raises:
             ConcurrentCommitError: If another job committed first; nothing of this attempt is in the table.
         """
+
+    def conflicts(self, columns: pyarrow.Schema) -> list[str]:
+        """Return a sentence for each column of further files that has another type in the table."""
 
     def data_files(self) -> list[Path]:
         """Return the current paths of the files whose rows are committed."""
