@@ -22,7 +22,7 @@ from spark_jobs.tables.attempts import table_lock
 from spark_jobs.topic_frame import is_typed, names_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_SECONDS = 0.3
@@ -188,9 +188,21 @@ def _counted(spark: SparkSession, stream: Stream) -> tuple[int, int]:
     total = functions.sum("records")
     counted = results.agg(total).first()[0] or 0 if results is not None else 0  # type: ignore[index]
     if (stream.checkpoint / "state").exists() and any((stream.checkpoint / "commits").glob("[0-9]*")):
-        state = spark.read.format("statestore").load(str(stream.checkpoint)).select("value.*")
-        # Further aggregates of a query have buffers of the same names, behind that of the count.
-        place = state.columns.index("count")
-        counts = state.toDF(*map(str, range(len(state.columns)))).agg(functions.sum(f"`{place}`"))
-        counted += counts.first()[0] or 0  # type: ignore[index]
+        state = spark.read.format("statestore").load(str(stream.checkpoint))
+        counted += state.agg(functions.sum(_records_of(state))).first()[0] or 0  # type: ignore[index]
     return rows, counted
+
+
+def _records_of(state: DataFrame) -> Column:
+    """Return the number of records of a row of state: the greatest count, because further aggregates have counts of a
+    part of the records, in buffers of the same name.
+    """
+    from pyspark.sql import functions
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    buffers: Any = state.schema["value"].dataType
+    # By place: Spark (4.3) reads the last of several fields of a name if only one is selected.
+    numbered = StructType([StructField(str(place), each.dataType) for place, each in enumerate(buffers)])
+    value = functions.col("value").cast(numbered)
+    counts = [value.getField(str(place)) for place, each in enumerate(buffers) if each.name == "count"]
+    return functions.greatest(*counts, functions.lit(0).cast(LongType()))

@@ -172,7 +172,7 @@ def _aggregated(
 ) -> DataFrame:
     from pyspark.sql import functions
 
-    # The count is first: `run_stream` looks for it in the state.
+    # `run_stream` looks for the count in the state.
     wanted = [functions.count("*").alias("records"), *map(functions.expr, aggregates)]
     late = records.withWatermark("event_time", f"{watermark_ms} milliseconds")
     found = late.groupBy(span, *key_columns(records, by)).agg(*wanted)
