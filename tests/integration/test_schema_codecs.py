@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from headrace import Admin, Consumer, Producer, SerializationError, TransportError, schemas
+from headrace import Admin, ConfigError, Consumer, Producer, Reader, SerializationError, TransportError, schemas
 from headrace.v1 import cluster_pb2, handshake_pb2
 from headrace_devcluster.cluster import LocalCluster
 
@@ -148,3 +151,111 @@ def test_command_line(headrace_cluster: LocalCluster, topic_name: str, tmp_path:
     assert run("delete", subject, "--yes") == (0, {"subject": subject, "versions": [1, 2]})
     assert run("get", subject)[0] == 4
     assert run("delete", subject, "--permanent", "--yes")[0] == 0
+
+
+VISIT = {
+    "type": "record",
+    "name": "Visit",
+    "fields": [
+        {"name": "page", "type": "string"},
+        {"name": "user", "type": ["null", "int"], "default": None},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "tags", "type": {"type": "map", "values": "long"}},
+        {"name": "price", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}]},
+    ],
+}
+WITH_COUNTRY = {**VISIT, "fields": [*VISIT["fields"][:2], {"name": "country", "type": "string", "default": "DE"}]}
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+def visits(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "page": f"/{number}",
+            "user": number if number % 2 else None,
+            "at": NOON + dt.timedelta(milliseconds=number),
+            "tags": {"n": number},
+            "price": Decimal(number) / 4,
+        }
+        for number in range(count)
+    ]
+
+
+def test_avro_records_are_read_as_arrow_columns(
+    headrace_cluster: LocalCluster, registry: schemas.SchemaRegistry, topic_name: str
+) -> None:
+    """A table has the fields as columns, by the reader's schema where one is given; a null value is a row of null."""
+    subject, servers = f"{topic_name}-value", headrace_cluster.bootstrap_servers
+    registry.register(subject, json.dumps(VISIT), "AVRO")
+    with Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name)
+
+    def table(*arguments: Any) -> Any:
+        codec = schemas.Avro(registry, *arguments)
+        with Reader(topic_name, bootstrap_servers=servers, value_deserializer=codec) as reader:
+            return reader.to_arrow()
+
+    assert table(VISIT).schema.names == ["page", "user", "at", "tags", "price"], "of no records yet"
+    rows = visits(200)
+    with Producer(bootstrap_servers=servers, value_serializer=schemas.Avro(registry, subject=subject)) as producer:
+        for row in rows:
+            producer.send(topic_name, row)
+        producer.send(topic_name, None)
+    found = table()
+    assert found.schema.field("price").type == pa.decimal128(9, 2)
+    assert found.schema.field("at").type == pa.timestamp("ms", "UTC")
+    listed = found.to_pylist(maps_as_pydicts="strict")
+    assert (listed[:-1], set(listed[-1].values())) == (rows, {None})
+    newer = table(WITH_COUNTRY)
+    assert newer.to_pylist()[:200] == [{"page": row["page"], "user": row["user"], "country": "DE"} for row in rows]
+    codec = schemas.Avro(registry)
+    with Reader(topic_name, bootstrap_servers=servers, value_deserializer=codec) as reader:
+        batch = next(iter(reader.batches()))
+    assert batch.to_arrow(["_offset", "user"]).to_pydict() == {
+        "_offset": list(range(len(batch))),
+        "user": [row["user"] for row in rows][: len(batch)] + [None] * (len(batch) - 200),
+    }
+    assert batch.to_pandas().columns.tolist() == found.schema.names
+
+
+def test_an_avro_record_that_does_not_fit_has_its_place(
+    headrace_cluster: LocalCluster, registry: schemas.SchemaRegistry, topic_name: str
+) -> None:
+    """The error of a table names the partition and the offset."""
+    servers = headrace_cluster.bootstrap_servers
+    with Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name)
+    with Producer(bootstrap_servers=servers) as producer:
+        producer.send(topic_name, b"no schema")
+    codec = schemas.Avro(registry, VISIT)
+    with Reader(topic_name, bootstrap_servers=servers, value_deserializer=codec) as reader:
+        with pytest.raises(SerializationError, match=rf"value of {topic_name}-0 at offset 0 .*do not begin") as raised:
+            reader.to_arrow()
+    assert raised.value.offset == 0
+
+
+def test_a_typed_topic_has_the_columns_of_a_schema(
+    headrace_cluster: LocalCluster, registry: schemas.SchemaRegistry, topic_name: str
+) -> None:
+    """By the SDK with a subject or a schema, and on the command line; rows that a schema describes fit."""
+    subject, servers = f"{topic_name}-value", headrace_cluster.bootstrap_servers
+    registry.register(subject, json.dumps(VISIT), "AVRO")
+    with Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name, columns=schemas.Avro(registry, subject=subject))
+        admin.create_topic(f"{topic_name}-given", columns=schemas.Avro(registry, VISIT))
+        text = admin.describe_config(topic_name)["columns"].value
+        assert text == admin.describe_config(f"{topic_name}-given")["columns"].value
+        with pytest.raises(ConfigError, match="JsonSchema has no columns"):
+            admin.create_topic(f"{topic_name}-json", columns=schemas.JsonSchema(registry, PERSON))
+    assert text == (
+        "1 page string required, 2 user int32, 3 at timestamp[ms, UTC] required, 4 tags map<string, int64> required, "
+        "5 price decimal(9, 2)"
+    )
+    with Producer(bootstrap_servers=servers) as producer:
+        producer.send(topic_name, visits(2)[1]).result(60)
+    command = [sys.executable, "-m", "headrace.cli", "topic", "create", f"{topic_name}-cli", "-b", servers]
+    command += ["--columns", f"schema:{subject}", "--registry", headrace_cluster.schema_registry_urls[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    with Admin(bootstrap_servers=servers) as admin:
+        assert admin.describe_config(f"{topic_name}-cli")["columns"].value == text

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.registry import DEFAULT_URL, Url, open_registry
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report, TableSection
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, Yes, command, confirm
 
@@ -19,15 +20,6 @@ app = typer.Typer(help="Manage schemas in the registry.", no_args_is_help=True, 
 TYPES = {".avsc": "AVRO", ".json": "JSON", ".proto": "PROTOBUF"}
 Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject, such as orders-value.")]
 SchemaFile = Annotated[Path, typer.Argument(metavar="FILE", help="File with the schema.", dir_okay=False)]
-Url = Annotated[
-    str,
-    typer.Option(
-        "--registry",
-        envvar="HEADRACE_SCHEMA_REGISTRY_URL",
-        metavar="URL",
-        help="URL of the schema registry; several are separated by commas.",
-    ),
-]
 SchemaType = Annotated[
     str,
     typer.Option(
@@ -42,7 +34,6 @@ References = Annotated[
         help="Schema that the file refers to: by the name of a type, a $ref or an import; repeatable.",
     ),
 ]
-DEFAULT_URL = "http://localhost:7370"
 
 
 @app.command("register")
@@ -63,7 +54,7 @@ def register(
       headrace schema register orders-value order.avsc
       headrace schema register orders-value order.proto --reference common.proto=common:1
     """
-    schema_id = _open(session, registry).register(subject, *_read(file, type_, reference))
+    schema_id = open_registry(session, registry).register(subject, *_read(file, type_, reference))
     session.show_change({"subject": subject, "id": schema_id}, f"{subject} has the schema with id {schema_id}")
 
 
@@ -84,7 +75,7 @@ def list_schemas(
     """
     from urllib.parse import quote
 
-    client = _open(session, registry)
+    client = open_registry(session, registry)
     if subject:
         versions = client.request("GET", f"/subjects/{quote(subject, safe='')}/versions")
         found = [client.request("GET", f"/subjects/{quote(subject, safe='')}/versions/{each}") for each in versions]
@@ -119,7 +110,7 @@ def get(
       headrace schema get orders-value
       headrace schema get orders-value --version 1 --output json
     """
-    found = _get(_open(session, registry), subject, version)
+    found = _get(open_registry(session, registry), subject, version)
     document: dict[str, JsonValue] = {
         "subject": found.subject,
         "version": found.version,
@@ -150,7 +141,7 @@ def check(
       headrace schema check orders-value order.avsc
       headrace schema check orders-value order.json --type JSON
     """
-    reasons = _open(session, registry).check(subject, *_read(file, type_, reference))
+    reasons = open_registry(session, registry).check(subject, *_read(file, type_, reference))
     sentence = f"{file} is compatible with {subject}" if not reasons else "\n".join(reasons)
     session.show(Report({"compatible": not reasons, "reasons": reasons}, (Note(sentence),)))
     if reasons:
@@ -183,7 +174,7 @@ def delete(
     what = f"version {version} of {subject}" if version else f"all versions of {subject}"
     confirm(f"Delete {what}{' permanently' if permanent else ''}?", yes=yes, otherwise="nothing was deleted")
     path = f"/subjects/{quote(subject, safe='')}" + (f"/versions/{version}" if version else "")
-    answer = _open(session, registry).request("DELETE", f"{path}?permanent={str(permanent).lower()}")
+    answer = open_registry(session, registry).request("DELETE", f"{path}?permanent={str(permanent).lower()}")
     versions = answer if isinstance(answer, list) else [answer]
     session.show_change({"subject": subject, "versions": versions}, f"deleted {what}")
 
@@ -205,7 +196,7 @@ def diff(
       headrace schema diff orders-value 1 2
       headrace schema diff orders-value 1 2 --output json
     """
-    client = _open(session, registry)
+    client = open_registry(session, registry)
     before, after = _get(client, subject, old), _get(client, subject, new)
     lines = [
         line.rstrip("\n")
@@ -219,12 +210,6 @@ def diff(
     ]
     document: dict[str, JsonValue] = {"subject": subject, "old": old, "new": new, "lines": lines}
     session.show(Report(document, (Note("\n".join(lines) or "the versions are equal"),)))
-
-
-def _open(session: Session, url: str) -> "SchemaRegistry":
-    from headrace.client.schemas.registry import SchemaRegistry
-
-    return SchemaRegistry(url, **session.settings())
 
 
 def _get(client: "SchemaRegistry", subject: str, version: int | None) -> "RegisteredSchema":

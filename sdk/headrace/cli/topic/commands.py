@@ -6,6 +6,7 @@ import typer
 
 from headrace.cli.common.arguments import counted, parse_configs
 from headrace.cli.common.names import Topic, topic_names
+from headrace.cli.common.registry import DEFAULT_URL, Url, open_registry
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command, confirm
 from headrace.cli.common.topic_options import Config, NewPartitions, ReplicationFactor
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create, inspect, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
+SCHEMA_PREFIX = "schema:"
 NewTopic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 
 
@@ -30,9 +32,13 @@ def create(
     columns: Annotated[
         str | None,
         typer.Option(
-            "--columns", metavar="TEXT", help="Make a typed topic, for example 'page string required, user int64'."
+            "--columns",
+            metavar="TEXT",
+            help="Make a typed topic, for example 'page string required, user int64', or schema:SUBJECT for the fields "
+            "of an Avro record.",
         ),
     ] = None,
+    registry: Url = DEFAULT_URL,
     config: Config = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     dry_run: DryRun = False,
@@ -48,12 +54,13 @@ def create(
       headrace topic create clicks -p 6 -r 3 --config min_insync_replicas=2
       headrace topic create clicks --config retention_ms=86400000 --if-not-exists
       headrace topic create visits --columns "page string required, user int64, ts timestamp[ms, UTC]"
+      headrace topic create orders --columns schema:orders-value
     """
     from headrace.wire.errors import TopicAlreadyExistsError
 
     settings = parse_configs(config)
     if columns is not None:
-        settings["columns"] = columns
+        settings["columns"] = _columns(session, registry, columns)
     with session.admin() as admin:
         try:
             made = admin.create_topic(topic, partitions, replication_factor, settings, validate_only=dry_run)
@@ -75,6 +82,16 @@ def create(
     size = f"{counted(len(made.partitions), 'partition')}, {counted(made.replication_factor, 'replica')} each"
     verb = "would create" if dry_run and created else "created" if created else "already there:"
     session.show_change(document, f"{verb} topic {topic} ({size})")
+
+
+def _columns(session: Session, registry: str, text: str) -> str:
+    """Return the text of columns; `schema:SUBJECT` is that of the latest version of a subject."""
+    subject = text.removeprefix(SCHEMA_PREFIX)
+    if subject == text:
+        return text
+    from headrace.client.schemas.codecs import Avro
+
+    return Avro(open_registry(session, registry), subject=subject).tables.topic_columns()
 
 
 @app.command("list")

@@ -131,7 +131,8 @@ class Admin:
             replication_factor: number of replicas of each; 0 means the cluster's default.
             config: topic settings by name.
             columns: makes a typed topic, whose records are rows: text like `page string required, user int64`, a
-                pyarrow schema or table, a data frame, a dataclass or a pydantic model; see the guide on typed topics.
+                pyarrow schema or table, a data frame, a dataclass, a pydantic model or `headrace.schemas.Avro`; see
+                the guide on typed topics.
             assignments: brokers of each partition, instead of the two numbers.
             validate_only: check everything, create nothing.
             exist_ok: describe an existing topic instead of raising an error.

@@ -1,7 +1,9 @@
 """Arrow tables over the columns of record batches. Imports pyarrow, so it is imported on first use only."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.client.base.records import METADATA_COLUMNS, DecodedBatch
+from headrace.client.base.serializers import Deserializer, RowReader, TableCodec, deserialize, table_codec
 from headrace.wire.arrow_constants import HEADERS, TIMESTAMP, zeros
-from headrace.wire.typed.arrow_columns import arrow_type
+from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_type
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
 SCHEMA = pa.schema(
@@ -39,6 +42,11 @@ def table_of(decoded_batches: Sequence[DecodedBatch], columns: Sequence[str] | N
     """
     if any(each.columns.typed is not None for each in decoded_batches):
         return _typed_table_of(decoded_batches, columns)
+    codec = table_codec(decoded_batches[0].deserializers.value) if decoded_batches else None
+    if codec is not None:
+        found = _decoded_table_of(decoded_batches, columns, codec)
+        if found is not None:
+            return found
     if columns is not None:
         return pa.Table.from_batches([batch_of(decoded) for decoded in decoded_batches], SCHEMA).select(list(columns))
     return pa.Table.from_batches([batch_of(decoded) for decoded in decoded_batches], SCHEMA)
@@ -88,6 +96,53 @@ def _typed_table_of(decoded_batches: Sequence[DecodedBatch], names: Sequence[str
     columns = typed_columns_of(newest.current_columns, names)
     schema = typed_schema(columns)
     return pa.Table.from_batches([typed_batch_of(decoded, columns, schema) for decoded in decoded_batches], schema)
+
+
+def _decoded_table_of(decoded_batches: Sequence[DecodedBatch], names: Sequence[str] | None, codec: TableCodec) -> Any:
+    """Return a table with the columns of the values' schema; `None` if they are no rows.
+
+    Raises:
+        SerializationError: If a value does not fit; the error has the `partition` and the `offset`.
+    """
+    values = [_values_of(decoded) for decoded in decoded_batches]
+    reader = codec.reader(chain.from_iterable(values))
+    if reader is None:
+        return None
+    own = _decoded_columns(reader)
+    columns = typed_columns_of(own.current, names)
+    schema = typed_schema(columns)
+    wanted = TopicColumns(tuple(column for column in columns if not isinstance(column, str)))
+    batches = []
+    for decoded, entries in zip(decoded_batches, values, strict=True):
+        places = zip(entries, decoded.offsets(), strict=True)
+        rows = [deserialize(reader.row, entry, "value", decoded.source, at) or {} for entry, at in places]
+        arrays = iter(arrays_of_rows(rows, wanted))
+        metadata = batch_of(decoded, values=False) if len(wanted.columns) < len(columns) else None
+        batches.append(
+            pa.RecordBatch.from_arrays(
+                [metadata.column(each[1:]) if isinstance(each, str) else next(arrays) for each in columns],  # type: ignore[union-attr]
+                schema=schema,
+            )
+        )
+    return pa.Table.from_batches(batches, schema)
+
+
+def empty_table(deserializer: Deserializer | None) -> Any:
+    """Return the table of no records of a topic of bytes: with the columns of the deserializer's schema, if known."""
+    codec = table_codec(deserializer)
+    reader = None if codec is None else codec.reader(())
+    return (SCHEMA if reader is None else typed_schema(_decoded_columns(reader).current)).empty_table()
+
+
+def _decoded_columns(reader: RowReader) -> TopicColumns:
+    """Return the columns of a table of decoded values: all may be null, as a record's value may be."""
+    return TopicColumns(tuple(replace(column, is_required=False, default="") for column in reader.columns.current))
+
+
+def _values_of(decoded: DecodedBatch) -> list[bytes | None]:
+    column = decoded.columns.value_column
+    whole = decoded.end - decoded.start == decoded.columns.record_count
+    return (column if whole else column.part(decoded.start, decoded.end)).to_list()
 
 
 def batch_of(decoded: DecodedBatch, *, values: bool = True) -> Any:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.serializers import TableCodec
 from headrace.wire.typed.column_types import ColumnType, parse_type
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns, parse_columns
 
@@ -29,7 +30,8 @@ def columns_text(source: Any) -> str:
     Args:
         source: the text; a pyarrow schema or table; a data frame of pandas or Polars; a dataclass or a pydantic model
             (the class, not an object). Fields of a class are required unless they may be `None`; a type of its own is
-            given as `Annotated[int, "int32"]`.
+            given as `Annotated[int, "int32"]`. Or `headrace.schemas.Avro` with a schema or a subject, whose latest
+            version the registry has: the fields of the record are the columns.
 
     Raises:
         ConfigError: If it is none of these, or has a type that no column can have.
@@ -39,6 +41,9 @@ def columns_text(source: Any) -> str:
         return str(parse_columns(source))
     if isinstance(source, type):
         return _of_class(source)
+    tables = getattr(source, "tables", None)
+    if isinstance(tables, TableCodec):
+        return str(parse_columns(tables.topic_columns()))
     if hasattr(source, "to_arrow"):  # Polars.
         source = source.to_arrow()
     if type(source).__module__.partition(".")[0] == "pandas":

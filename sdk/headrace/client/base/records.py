@@ -256,11 +256,13 @@ class RecordBatch(Sequence[Record]):
 
         Columns: topic (dictionary of string), partition int32, offset int64, timestamp (ms, UTC), key and value binary,
         headers list<struct<key: string, value: binary>>. Keys and values are the bytes as sent; deserializers do not
-        apply.
+        apply, except for `headrace.schemas.Avro` of values: the table has the columns of the record's schema, as that
+        of a typed topic, and null for a null value.
 
         Raises:
             ImportError: If pyarrow is not installed; install `headrace[arrow]`.
-            InvalidConfigError: If there is no such column.
+            InvalidConfigError: If there is no such column, or a field of the Avro schema can be none.
+            SerializationError: If an Avro value does not fit; it has the partition and the offset.
         """
         from headrace.client.base.arrow_tables import table_of
 
@@ -274,7 +276,7 @@ class RecordBatch(Sequence[Record]):
             SerializationError: If a deserializer failed.
         """
         frame = self.to_arrow().to_pandas()
-        if any(decoded.columns.typed is not None for decoded in self.decoded_batches):
+        if "value" not in frame or any(decoded.columns.typed is not None for decoded in self.decoded_batches):
             return frame
         for name in ("key", "value"):
             if any(getattr(decoded.deserializers, name) for decoded in self.decoded_batches):

@@ -1,12 +1,13 @@
 """Serializers and deserializers: any callable, or the method of a `SerializerCodec`; three have names."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, runtime_checkable
 
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import TopicColumns
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
@@ -21,6 +22,32 @@ class SerializerCodec(Protocol):
 
     def deserialize(self, data: bytes, /) -> Any:
         """Return the value of bytes."""
+
+
+class RowReader(Protocol):
+    """Makes rows of the values of one table."""
+
+    columns: TopicColumns
+
+    def row(self, data: bytes, /) -> dict[str, Any]:
+        """Return the row of a value."""
+
+
+@runtime_checkable
+class TableCodec(Protocol):
+    """Part `tables` of a codec whose values are rows, such as `headrace.schemas.Avro`."""
+
+    def topic_columns(self) -> str:
+        """Return the text of the columns of a typed topic."""
+
+    def reader(self, values: Iterable[bytes | None], /) -> RowReader | None:
+        """Return what makes rows of values; `None` if they are none."""
+
+
+def table_codec(deserializer: Deserializer | None) -> TableCodec | None:
+    """Return what makes rows of values that a deserializer reads; `None` if it reads other values."""
+    found = getattr(getattr(deserializer, "__self__", None), "tables", None)
+    return found if isinstance(found, TableCodec) else None
 
 
 def _to_json(value: Any) -> bytes:

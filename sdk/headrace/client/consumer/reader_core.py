@@ -120,10 +120,12 @@ class ReaderCore:
     def table_of(self, batch: RecordBatch) -> Any:
         """Return a `pyarrow.Table` of the records, with the columns that are read."""
         names = None if self._selection is None else self._selection.names
-        if batch.decoded_batches or not self.is_typed:
+        if batch.decoded_batches:
             return batch.to_arrow(names)
-        from headrace.client.base.arrow_tables import typed_columns_of, typed_schema
+        from headrace.client.base.arrow_tables import empty_table, typed_columns_of, typed_schema
 
+        if not self.is_typed:
+            return empty_table(self._deserializers.value)
         columns = parse_columns(self.columns).current
         return typed_schema(typed_columns_of(columns, names)).empty_table()
 

@@ -20,17 +20,14 @@ event loop for one request.
 
 import io
 import json
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from headrace.client.base.errors import ConfigError, SerializationError
+from headrace.client.schemas.avro_tables import AvroTables
 from headrace.client.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, SchemaRegistryError
-
-HEADER = struct.Struct(">bI")
-assert HEADER.size == 5, HEADER.size
-MAGIC = 0
+from headrace.client.schemas.wire_header import HEADER, MAGIC, schema_id_of
 
 
 class SchemaCodec(ABC):
@@ -82,12 +79,7 @@ class SchemaCodec(ABC):
             SchemaRegistryError, TransportError: If the id is not known here, and the registry refuses it or cannot be
                 reached.
         """
-        if len(data) < HEADER.size or data[0] != MAGIC:
-            raise SerializationError(
-                f"the {len(data)} bytes do not begin with 0 and the id of a schema",
-                action="Read them with another deserializer: the producer wrote them without a registered schema.",
-            )
-        schema_id = HEADER.unpack_from(data)[1]
+        schema_id = schema_id_of(data)
         schema = self._registry.by_id(schema_id)
         if schema.schema_type != self.schema_type:
             raise SerializationError(f"schema {schema_id} has type {schema.schema_type}, not {self.schema_type}")
@@ -164,6 +156,8 @@ class Avro(SchemaCodec):
         text = schema if isinstance(schema, str) else "" if schema is None else json.dumps(schema)
         super().__init__(registry, text, subject, references, auto_register=auto_register)
         self._reader: Any = None
+        self.tables = AvroTables(registry, text, subject, tuple(references))
+        """What makes Arrow columns of values: `to_arrow` of a reader with this deserializer, and typed topics."""
 
     def _encode(self, value: Any, schema: RegisteredSchema) -> bytes:
         encoded = io.BytesIO()
