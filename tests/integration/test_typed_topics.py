@@ -436,6 +436,12 @@ def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
     assert [json.loads(line) for line in found.stdout.splitlines()] == rows
     found = run("consume", topic, "-e", "--output", "json")
     assert [json.loads(line)["value"] for line in found.stdout.splitlines()] == rows
+    found = run("consume", topic, "-e", "--output", "table")
+    assert [line.split()[3:] for line in found.stdout.decode().splitlines()] == [
+        ["PAGE", "USER", "AT", "TAGS", "COUNTRY"],
+        ["/a", "7", "2026-01-02T03:04:05.678000+00:00", '["x",', "null]", "FR"],
+        ["/b", "-", "-", "-", "-"],
+    ]
     lines.write_text('{"page": "/a"}\n{"page": "/a", "at": "noon"}\n')
     wrong = run("produce", topic, "-p", "0", "--input", "rows", str(lines))
     assert wrong.returncode == 1

@@ -64,7 +64,7 @@ def test_raw_values_are_escaped_on_a_terminal_only(is_terminal: bool, monkeypatc
     """`consume` writes values as they are into a pipe, and escapes control characters on a terminal."""
     stdout = Terminal(is_terminal)
     monkeypatch.setattr(sys, "stdout", stdout)
-    sink = RecordSink(b"", lambda value: value + b"\n", limit=None)  # type: ignore[operator,return-value]
+    sink = RecordSink(b"", lambda values: b"".join(value + b"\n" for value in values), limit=None)
     sink.write([b"red \x1b[31m\t\xff", b"next"])
     expected = b"red \\x1b[31m\t\\xff\nnext\n" if is_terminal else b"red \x1b[31m\t\xff\nnext\n"
     assert stdout.raw_bytes.getvalue() == expected

@@ -5,9 +5,9 @@ import os
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,7 +26,8 @@ from headrace.cli.records.offsets import (
     parse_offsets,
 )
 from headrace.cli.records.record_format import FormatSyntaxError
-from headrace.cli.records.record_writers import RecordOutput, Writer, record_writer
+from headrace.cli.records.record_writers import RecordOutput, record_writer
+from headrace.cli.records.row_table import RowTable
 
 if TYPE_CHECKING:
     from headrace.client.consumer.consumer import Consumer
@@ -39,6 +40,8 @@ class CorruptBatches(StrEnum):
     SKIP = "skip"
 
 
+RecordsWriter = Callable[[Sequence[Any]], bytes]
+"""Formats some records."""
 POLL_S = 0.5
 MAX_POLL_RECORDS = 5_000
 MAX_LAST = 1_000_000
@@ -94,7 +97,12 @@ def consume(
         ),
     ] = None,
     output: Annotated[
-        RecordOutput, typer.Option("--output", help="raw: one value per line; json: one object per line.")
+        RecordOutput,
+        typer.Option(
+            "--output",
+            help="raw: one value per line; json: one object per line; table, wide: for people, of a typed topic by "
+            "its columns.",
+        ),
     ] = RecordOutput.RAW,
     on_corrupt_batch: Annotated[
         CorruptBatches,
@@ -118,6 +126,7 @@ def consume(
     Examples:
       headrace consume clicks
       headrace consume clicks -e --output json
+      headrace consume visits --last 20 --output table
       headrace consume clicks -o @-1h:@-30m
       headrace consume clicks --last 10
       headrace consume clicks --group billing -o start
@@ -128,9 +137,14 @@ def consume(
             "--group excludes --last, -e and -p, and -o other than start or end, which is where a new group starts"
         )
     try:
-        heading, writer = record_writer(output, format_text)
+        heading, write_one = record_writer(output, format_text)
     except FormatSyntaxError as error:
         raise UsageProblem(f"--format: {error}", error.explain().partition("\n")[2]) from None
+    writer: RecordsWriter = lambda records: b"".join(map(write_one, records))  # noqa: E731
+    if output in {RecordOutput.TABLE, RecordOutput.WIDE} and format_text is None:
+        names = _column_names(session, topic)
+        if names:
+            heading, writer = b"", RowTable(names, wide=output is RecordOutput.WIDE)
     policy = {"on_corrupt_batch": on_corrupt_batch.value}
     if dead_letter_topic is not None:
         policy = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": dead_letter_topic}
@@ -156,6 +170,15 @@ def consume(
         records = collected.take()
         sink.write(records if count is None else records[len(records) - min(count, len(records)) :])
     session.detail(f"{sink.written} records of {len(plans)} partitions")
+
+
+def _column_names(session: Session, topic: str) -> list[str]:
+    """Return the names of the columns of a typed topic; empty for another one."""
+    from headrace.wire.typed.topic_columns import parse_columns
+
+    with session.admin() as admin:
+        setting = admin.describe_config(topic).get("columns")
+    return [column.name for column in parse_columns(setting.value).current] if setting and setting.value else []
 
 
 def _note_skipped(session: Session, skipped: int) -> None:
@@ -185,7 +208,7 @@ def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink
 class RecordSink:
     """Writes records to stdout until its limit is reached. Belongs to one command."""
 
-    def __init__(self, heading: bytes, writer: Writer, *, limit: int | None) -> None:
+    def __init__(self, heading: bytes, writer: RecordsWriter, *, limit: int | None) -> None:
         self._heading = heading
         self._writer = writer
         self._limit = limit
@@ -215,7 +238,7 @@ class RecordSink:
         """
         if self._limit is not None:
             records = records[: self._limit - self.written]
-        data = b"".join(map(self._writer, records))  # type: ignore[arg-type]
+        data = self._writer(records)
         if self._is_terminal:
             data = visible(data.decode(errors="backslashreplace"), keep="\n\t").encode(errors="backslashreplace")
         sys.stdout.buffer.write(data)

@@ -1,21 +1,18 @@
 """Output of `headrace sql`: tables for people, JSON lines, CSV, an Arrow stream, Parquet."""
 
-import base64
 import csv
 import enum
 import io
 import json
 from collections.abc import Iterable, Iterator
-from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
 from typing import IO, Any, assert_never
 
-from headrace.cli.common.bytes_text import visible
+from headrace.cli.common.value_text import MAX_WIDTH, cell_text, plain
 
 TABLE_ROWS = 1_000
 """Rows whose widths decide those of a table's columns; more rows are printed as they come."""
-MAX_WIDTH = 60
 
 
 class SqlOutput(enum.StrEnum):
@@ -82,7 +79,7 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput)
         writer = csv.writer(buffer, lineterminator="\n")
         lines: Iterator[Iterable[Any]] = chain([names], rows)
         for fields in lines:
-            writer.writerow(["" if value is None else _cell(value) for value in fields])
+            writer.writerow(["" if value is None else cell_text(value) for value in fields])
             yield buffer.getvalue()
             buffer.seek(0)
             buffer.truncate()
@@ -92,7 +89,7 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput)
 
 def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
     first = [row for row, _ in zip(rows, range(TABLE_ROWS), strict=False)]
-    cells = [[_cell(value) for value in row] for row in first]
+    cells = [[cell_text(value) for value in row] for row in first]
     widths = [min(MAX_WIDTH, max([len(name), *(len(row[place]) for row in cells)])) for place, name in enumerate(names)]
     are_numbers = [
         bool(first) and {type(row[place]) for row in first} <= {int, float, Decimal, type(None)}
@@ -109,32 +106,4 @@ def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
     yield line(name.upper() for name in names)
     yield from map(line, cells)
     for row in rows:
-        yield line(map(_cell, row))
-
-
-def _cell(value: Any) -> str:
-    found = plain(value)
-    if found is None:
-        return "-"
-    if isinstance(found, str):
-        return visible(found)
-    if isinstance(found, bool | dict | list):
-        return json.dumps(found, ensure_ascii=False, default=str)
-    return str(found)
-
-
-def plain(value: Any) -> Any:
-    """Return a value in its JSON form: bytes in base64, times in ISO 8601, durations in s, decimals as numbers."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, date | datetime | time):
-        return value.isoformat()
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return value
+        yield line(map(cell_text, row))

@@ -1,0 +1,53 @@
+"""Table of a typed topic's rows for a terminal: `headrace consume --output table`. Pure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.cli.common import bytes_text
+from headrace.cli.common.value_text import MAX_WIDTH, cell_text
+from headrace.cli.records.record_writers import timestamp_text
+
+_NUMBERS = frozenset({"int", "float", "Decimal", "NoneType"})
+
+
+class RowTable:
+    """Formats rows below the names of their columns. The first rows decide how wide a column is."""
+
+    def __init__(self, names: Sequence[str], *, wide: bool) -> None:
+        """`names` are those of the topic's columns; `wide` adds the key and the headers of each record."""
+        self._names = names
+        self._wide = wide
+        self._widths: list[int] = []
+        self._are_right: list[bool] = []
+
+    def __call__(self, records: Sequence[Any]) -> bytes:
+        """Return the lines of records, at the first call below the heading."""
+        lines = [self._cells(record) for record in records]
+        if not self._widths:
+            heading = [*self._own, *(name.upper() for name in self._names)]
+            self._widths = [min(MAX_WIDTH, max(map(len, cells))) for cells in zip(heading, *lines, strict=True)]
+            rows = [record.value for record in records if isinstance(record.value, dict)]
+            kinds = [{type(row.get(name)).__name__ for row in rows} for name in self._names]
+            self._are_right = [name in {"PARTITION", "OFFSET"} for name in self._own]
+            self._are_right += [bool(found) and found <= _NUMBERS for found in kinds]
+            lines.insert(0, heading)
+        return "".join(map(self._line, lines)).encode(errors="backslashreplace")
+
+    @property
+    def _own(self) -> list[str]:
+        return ["PARTITION", "OFFSET", "TIMESTAMP", *(["KEY", "HEADERS"] if self._wide else [])]
+
+    def _cells(self, record: Any) -> list[str]:
+        cells = [str(record.partition), str(record.offset), timestamp_text(record.timestamp_ms)]
+        if self._wide:
+            pairs = [f"{bytes_text.visible(name)}={bytes_text.to_line(value)}" for name, value in record.headers]
+            cells += ["-" if record.key is None else bytes_text.to_line(record.key), ",".join(pairs) or "-"]
+        row = record.value if isinstance(record.value, dict) else {}
+        return [*cells, *(cell_text(row.get(name)) for name in self._names)]
+
+    def _line(self, cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(cells, self._widths, self._are_right, strict=True)
+        )
+        return "  ".join(padded).rstrip() + "\n"
