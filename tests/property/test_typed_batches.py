@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+from headrace.client.producer.rows import ColumnSizes
 from headrace.wire.batch import check_batch
 from headrace.wire.columns import check_columns, decode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import InvalidConfigError
-from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_schema, block_of_array, column_type
+from headrace.wire.typed.arrow_columns import (
+    arrays_of_rows,
+    arrow_schema,
+    arrow_type,
+    block_of_array,
+    bounds_of,
+    column_type,
+)
 from headrace.wire.typed.column_types import ColumnType, parse_type
+from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64
 from headrace.wire.typed.topic_columns import TopicColumns, evolved, parse_columns, writable
 from headrace.wire.typed.typed_columns import TypedColumns
 from hypothesis import given, settings
@@ -184,3 +194,60 @@ def test_columns_change_or_are_refused(
         assert kept is not None, "an id is kept in mind"
         if not kept.is_dropped:
             assert kept.name == column.name
+
+
+BOUNDED = sorted(name for name in SIMPLE if not name.startswith("decimal"))
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> tuple[str, list[Any], Any]:
+    """Draw a type, values that may be null, and an array of them that is a part of another one."""
+    text = draw(st.sampled_from(BOUNDED))
+    values = SIMPLE[text] if draw(st.booleans()) else st.none() | SIMPLE[text]
+    found = draw(st.lists(values, min_size=1, max_size=40))
+    around = draw(st.lists(SIMPLE[text], max_size=3))
+    array = pa.array(around + found + around, arrow_type(parse_type(text)))
+    return text, found, array.slice(len(around), len(found))
+
+
+def stored(text: str, array: Any) -> list[Any]:
+    """Return the values that bounds are of: numbers, also for times and bools, and bytes for text."""
+    if text.startswith(("date", "time[ms]")):
+        array = array.view(pa.int32())
+    elif text.startswith(("timestamp", "duration")):
+        array = array.view(pa.int64())
+    values = [value.encode() if isinstance(value, str) else value for value in array.to_pylist()]
+    return [int(value) if isinstance(value, bool) else value for value in values if value is not None]
+
+
+@given(drawn=slices())
+@settings(max_examples=300, deadline=None)
+def test_bounds_are_the_least_and_the_greatest(drawn: tuple[str, list[Any], Any]) -> None:
+    """Of any part of an array, with nulls or without; of text the first eight bytes of both."""
+    text, _, array = drawn
+    values = stored(text, array)
+    kind, least, greatest = bounds_of(array, parse_type(text))
+    if not values:
+        assert kind == NO_BOUNDS
+        return
+    ends = min(values), max(values)
+    if isinstance(ends[0], bytes):
+        assert (kind, least, greatest) == (TEXT, *(end[:8].ljust(8, b"\0") for end in ends))
+    else:
+        codes = {"float": (DOUBLE, "<d"), "double": (DOUBLE, "<d"), "uint64": (UINT64, "<Q")}
+        expected, code = codes.get(text, (INT64, "<q"))
+        assert (kind, *(struct.unpack(code, end)[0] for end in (least, greatest))) == (expected, *ends)
+
+
+@given(table=tables(), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_sizes_of_parts_are_those_of_their_arrays(
+    table: tuple[TopicColumns, list[dict[str, Any]]], data: st.DataObject
+) -> None:
+    """But for bits that are counted in whole bytes and the last offset of texts."""
+    columns, rows = table
+    arrays = [*arrays_of_rows(rows, columns), pa.array([str(place) * 100 for place in range(len(rows))])]
+    start = data.draw(st.integers(0, len(rows)))
+    end = data.draw(st.integers(start, len(rows)))
+    exact = sum(array.slice(start, end - start).nbytes for array in arrays)
+    assert abs(ColumnSizes(arrays).bytes(start, end) - exact) <= 8 * len(arrays)

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.client.base.errors import SerializationError
 from headrace.client.producer.sequences import ProducerStamp
@@ -37,7 +38,8 @@ class TypedBulk:
         self._keys = keys
         self._times = timestamps_ms
         self._count = len(arrays[0])
-        size = sum(array.nbytes for array in arrays) + (0 if keys is None else keys.nbytes)
+        self._sizes = ColumnSizes([*arrays, keys] if keys is not None else arrays)
+        size = self._sizes.bytes(0, self._count)
         self._row_bytes = max(1.0, size / max(1, self._count)) + (FIXED_BYTES if timestamps_ms is not None else 0)
 
     def __len__(self) -> int:
@@ -51,10 +53,7 @@ class TypedBulk:
         return end, cost
 
     def _cost(self, start: int, end: int) -> int:
-        size = sum(array.slice(start, end - start).nbytes for array in self._arrays)
-        if self._keys is not None:
-            size += self._keys.slice(start, end - start).nbytes
-        return int(size) + (0 if self._times is None else FIXED_BYTES * (end - start))
+        return self._sizes.bytes(start, end) + (0 if self._times is None else FIXED_BYTES * (end - start))
 
     def timestamps(self, start: int, end: int) -> list[int | None] | None:
         """Return the timestamps of some records."""
@@ -96,6 +95,29 @@ class TypedBulk:
                     None if self._times is None else [self._times[row] for row in rows.tolist()],
                 ),
             )
+
+
+class ColumnSizes:
+    """Bytes that parts of columns take, about: of arrays of numbers and texts without a step for each part's array."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._row_bits = 0
+        self._offsets: list[npt.NDArray[np.int32]] = []
+        self._others: list[Any] = []
+        for array in arrays:
+            kind, nulls = str(array.type), 1 if array.null_count else 0
+            if kind in {"string", "binary"} and array.buffers()[1] is not None:
+                self._row_bits += 32 + nulls
+                self._offsets.append(np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset))
+            elif array.type.num_fields == 0 and kind not in {"string", "binary"}:
+                self._row_bits += array.type.bit_width + nulls
+            else:
+                self._others.append(array)
+
+    def bytes(self, start: int, end: int) -> int:
+        """Return the bytes of the rows from `start` to `end`."""
+        size = self._row_bits * (end - start) // 8 + sum(int(each[end] - each[start]) for each in self._offsets)
+        return int(size + sum(array.slice(start, end - start).nbytes for array in self._others))
 
 
 class TypedRow:

@@ -11,6 +11,7 @@ from operator import index
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -122,13 +123,17 @@ def block_of_array(array: Any, kind: ColumnType) -> ColumnBlock:
     """Return the block of an array: views of its buffers, which must not change while the block is in use."""
     buffers: list[ReadableBuffer] = []
     _collect(array, buffers)
-    sizes = np.array([memoryview(buffer).nbytes for buffer in buffers], "<u4").tobytes()
+    counts = [buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers]
+    sizes = struct.pack(f"<{len(counts)}I", *counts)
     parts: list[ReadableBuffer] = [sizes + _ZEROS[: -len(sizes) % 8]]
     size = len(parts[0])
-    for buffer in buffers:
-        count = memoryview(buffer).nbytes
-        parts += (buffer, _ZEROS[: -count % 8])
-        size += count + -count % 8
+    for buffer, count in zip(buffers, counts, strict=True):
+        if count:
+            parts.append(buffer)
+            size += count
+        if gap := -count % 8:
+            parts.append(_ZEROS[:gap])
+            size += gap
     return ColumnBlock(parts, size, array.null_count, *bounds_of(array, kind))
 
 
@@ -170,16 +175,53 @@ def bounds_of(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
     """Return the kind of bounds of an array, its minimum and its maximum."""
     if array.null_count == len(array) or (kind.name not in _INT64_BOUNDS and kind.name not in _PACKED):
         return NO_BOUNDS, _ZEROS, _ZEROS
-    if array.null_count == 0 and kind.name in NUMBERS:
-        values = np.frombuffer(array.buffers()[1], NUMBERS[kind.name], len(array), array.offset * width_of(kind))
+    if array.null_count == 0 and kind.name in _TEXTS and not kind.numbers:
+        return TEXT, *_text_bounds(array)
+    width = width_of(kind)
+    if array.null_count == 0 and width and kind.name not in _TEXTS:
+        dtype = NUMBERS.get(kind.name) or np.dtype(f"<i{width}")
+        values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * width)
         lowest, highest = values.min().item(), values.max().item()  # Four times as fast as Arrow's.
-    if array.null_count or kind.name not in NUMBERS or isnan(lowest + highest):
+    if array.null_count or not width or kind.name in _TEXTS or isnan(lowest + highest):
         found = pc.min_max(_as_int64(array) if kind.name in _INT64_BOUNDS else array)
         lowest, highest = found["min"].as_py(), found["max"].as_py()
     if lowest is None or (isinstance(lowest, float) and isnan(lowest + highest)):
         return NO_BOUNDS, _ZEROS, _ZEROS
     bounds, pack = _PACKED.get(kind.name, (INT64, struct.Struct("<q").pack))
     return bounds, pack(lowest), pack(highest)
+
+
+def _text_bounds(array: Any) -> tuple[bytes, bytes]:
+    """Return the bounds of texts without null: the first 8 bytes of each as one number, an eighth of Arrow's time.
+
+    The least of the first bytes are the first bytes of the least text.
+    """
+    _, ends, buffer = array.buffers()
+    offsets = np.frombuffer(ends, np.int32, len(array) + 1, 4 * array.offset)
+    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
+    data = np.frombuffer(buffer or b"", np.uint8)[: offsets[-1]]
+    inner = int(np.searchsorted(starts, len(data) - 8, "right"))
+    first = int(starts[inner]) if inner < len(starts) else len(data)
+    heads = np.empty(len(array), "<u8")
+    if inner:
+        heads[:inner] = _heads(data, starts[:inner])
+    if inner < len(starts):  # The last ones have fewer than 8 bytes to the end of the data.
+        heads[inner:] = _heads(np.concatenate((data[first:], np.zeros(8, np.uint8))), starts[inner:] - first)
+    if lengths.min() < 8:
+        heads &= _FIRST_BYTES.take(lengths, mode="clip")
+    heads = heads.byteswap(inplace=True)
+    return int(heads.min()).to_bytes(8, "big"), int(heads.max()).to_bytes(8, "big")
+
+
+def _heads(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+    """Return the 8 bytes from each of `starts` as one number, the first byte the least significant."""
+    # Of untyped bytes, because numpy checks the alignment of each number.
+    return np.ndarray(len(data) - 7, "V8", data, strides=(1,))[starts].view("<u8")
+
+
+_TEXTS = frozenset({"string", "binary"})
+_FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], np.uint64)
+"""By the number of bytes of a text: what is kept of 8."""
 
 
 def _as_int64(array: Any) -> Any:
@@ -260,7 +302,9 @@ def _of_table(table: Any, column: TopicColumn) -> Any:
             raise InvalidRequestError(f"the required column {column.name} is missing", action="Give it values.")
         return filled(column, table.num_rows)
     array = table.column(column.name)
-    if isinstance(array, pa.ChunkedArray):
+    if isinstance(array, pa.ChunkedArray) and array.num_chunks == 1:
+        array = array.chunk(0)  # Which combine_chunks would copy.
+    elif isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
         if isinstance(array, pa.ChunkedArray):
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)

@@ -140,7 +140,9 @@ def typed_parts(
         packed, kept = _packed(block.parts, block.size, codec, level)
         bounds = block.bounds, block.minimum, block.maximum
         entries.append(ENTRY.pack(kept, block.size, _crc(packed), block.null_count, *bounds))
-        parts += (*packed, _ZEROS[: -kept % 8])
+        parts += packed
+        if gap := -kept % 8:
+            parts.append(_ZEROS[:gap])
         stored += _padded(kept)
         plain += _padded(block.size)
     rest_bytes = sum(map(_size, rest))
