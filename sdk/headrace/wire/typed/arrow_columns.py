@@ -182,10 +182,10 @@ def bounds_of(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
         dtype = NUMBERS.get(kind.name) or np.dtype(f"<i{width}")
         values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * width)
         lowest, highest = values.min().item(), values.max().item()  # Four times as fast as Arrow's.
-    if array.null_count or not width or kind.name in _TEXTS or isnan(lowest + highest):
+    if array.null_count or not width or kind.name in _TEXTS or isnan(lowest) or isnan(highest):
         found = pc.min_max(_as_int64(array) if kind.name in _INT64_BOUNDS else array)
         lowest, highest = found["min"].as_py(), found["max"].as_py()
-    if lowest is None or (isinstance(lowest, float) and isnan(lowest + highest)):
+    if lowest is None or (isinstance(lowest, float) and (isnan(lowest) or isnan(highest))):
         return NO_BOUNDS, _ZEROS, _ZEROS
     bounds, pack = _PACKED.get(kind.name, (INT64, struct.Struct("<q").pack))
     return bounds, pack(lowest), pack(highest)
