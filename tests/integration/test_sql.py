@@ -92,6 +92,9 @@ def test_only_what_is_named_is_read(cluster):
     assert len(rows) == ROWS
     (_, pages) = fetched(cluster, "select page, count(*) from clicks group by 1")
     assert pages < whole / 3
+    (rows, heads) = fetched(cluster, "select count(*) from clicks")
+    assert rows == [(ROWS,)]
+    assert heads < whole / 50, "no values are needed to count rows"
     low = DAY + dt.timedelta(seconds=15_000)
     (rows, part) = fetched(
         cluster, f"select user from clicks where ts >= timestamptz '{low.isoformat()}' and user > 90"

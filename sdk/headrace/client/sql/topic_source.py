@@ -94,20 +94,14 @@ class TopicSource:
 
 
 def _names(columns: TopicColumns, mentioned: frozenset[str] | None) -> list[str]:
-    """Return the columns to read: those that are mentioned, at least one."""
+    """Return the columns to read: those that are mentioned; to count rows, one for which brokers send no values."""
     own = [column.name for column in columns.current]
     if mentioned is None:
         return own
     lowered = {name.lower() for name in mentioned}
     found = [name for name in own if name.lower() in lowered]
     found += [name for name in METADATA_COLUMNS if name in lowered]
-    return found or [_narrowest(columns)]
-
-
-def _narrowest(columns: TopicColumns) -> str:
-    """Return a column that is cheap to read: for a query that counts rows."""
-    cheap = {"bool": 0, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "date": 4}
-    return min(columns.current, key=lambda column: cheap.get(column.type.name, 16 if column.type.children else 8)).name
+    return found or ["_partition"]
 
 
 def _type_name(connection: Any, columns: TopicColumns, name: str) -> str:
