@@ -17,6 +17,7 @@ from headrace_devcluster.cluster import LocalCluster
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "simple-clients.md"
 PAGE_TOPIC = "greetings"
+TYPED_TOPIC = "visits"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 KNOWN_PRODUCER = "2718281828459045235"
 
@@ -110,11 +111,13 @@ def test_the_page_works_from_top_to_bottom(headrace_cluster: LocalCluster, topic
     producer_id = ""
     for call in page_calls():
         body = call.body.replace(f'"{PAGE_TOPIC}"', json.dumps(topic_name)).replace(KNOWN_PRODUCER, producer_id)
+        body = body.replace(f'"{TYPED_TOPIC}"', json.dumps(f"{topic_name}-rows"))
+        topic = f"{topic_name}-rows" if f"{topic_name}-rows" in body else topic_name
         request = json_format.Parse(body, message_types(call.method)[0]())
         address = headrace_cluster.coordinators[0].address
         if call.address != "localhost:7170":
             health = call.method.startswith("grpc.health")
-            address = headrace_cluster.broker(1).address if health else leader_address(headrace_cluster, topic_name)
+            address = headrace_cluster.broker(1).address if health else leader_address(headrace_cluster, topic)
         if call.method.endswith("/GetMetadata"):
             leader_address(headrace_cluster, topic_name)
         answer = json_format.MessageToDict(send(address, call.method, request), preserving_proto_field_name=True)

@@ -370,7 +370,7 @@ def _answer(channel, request):
 
 
 def test_other_languages_read_json(client, topic):
-    """The simple form of a fetch has each row as a JSON object."""
+    """The simple form of a fetch has each row as a JSON object, and so has that of a produce."""
     with headrace.Producer(**client) as producer:
         producer.send(topic, {"page": "/a", "user": 7}, partition=0).result()
     with headrace.Admin(**client) as admin:
@@ -385,6 +385,22 @@ def test_other_languages_read_json(client, topic):
         answer = broker_pb2_grpc.BrokerServiceStub(channel).Fetch(request, timeout=20)
     (record,) = answer.topics[0].partitions[0].records
     assert json.loads(record.value) == {"page": "/a", "user": 7, "at": None, "tags": None, "country": "DE"}
+    row = {"page": "/b", "user": None, "at": "2026-01-02T03:04:05.678000+00:00", "tags": ["x"], "country": "FR"}
+    produced = broker_pb2.PartitionProduce(
+        partition=0, records=[record, topics_pb2.Record(value=json.dumps(row).encode())]
+    )
+    request = broker_pb2.ProduceRequest(
+        acks=broker_pb2.ACKS_ALL,
+        timeout_ms=20_000,
+        topics=[broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name=topic), partitions=[produced])],
+    )
+    with grpc.insecure_channel(address) as channel:
+        answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=20)
+    assert not answer.topics[0].partitions[0].HasField("error"), answer
+    with headrace.Reader(topic, partitions=[0], **client) as reader:
+        rows = [found.value for found in reader]
+    assert rows[0] == rows[1]
+    assert rows[2] == {**row, "at": dt.datetime.fromisoformat(row["at"])}
 
 
 def test_handlers_get_rows_and_dead_letters_are_json(client, topic):

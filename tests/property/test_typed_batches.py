@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import struct
 from decimal import Decimal
 from typing import Any
@@ -15,6 +16,7 @@ from headrace.wire.compression import Codec
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import InvalidConfigError
 from headrace.wire.typed.arrow_columns import (
+    array_of_block,
     arrays_of_rows,
     arrow_schema,
     arrow_type,
@@ -22,10 +24,13 @@ from headrace.wire.typed.arrow_columns import (
     bounds_of,
     column_type,
 )
+from headrace.wire.typed.blocks import read_block, values_of
 from headrace.wire.typed.column_types import ColumnType, parse_type
+from headrace.wire.typed.json_values import row_of_json
 from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64
+from headrace.wire.typed.row_blocks import blocks_of_rows
 from headrace.wire.typed.topic_columns import TopicColumns, evolved, parse_columns, writable
-from headrace.wire.typed.typed_columns import TypedColumns
+from headrace.wire.typed.typed_columns import TypedColumns, json_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -251,3 +256,20 @@ def test_sizes_of_parts_are_those_of_their_arrays(
     end = data.draw(st.integers(start, len(rows)))
     exact = sum(array.slice(start, end - start).nbytes for array in arrays)
     assert abs(ColumnSizes(arrays).bytes(start, end) - exact) <= 8 * len(arrays)
+
+
+@given(table=tables())
+@settings(max_examples=300, deadline=None)
+def test_rows_as_json_make_the_blocks_that_arrow_makes(table: tuple[TopicColumns, list[dict[str, Any]]]) -> None:
+    """The same values and bounds: what a broker stores of JSON is what a producer stores of the rows."""
+    columns, rows = table
+    sent = [row_of_json(json.loads(json_row(row)), columns) for row in rows]
+    found = blocks_of_rows(sent, columns, max_values=BIG, max_bytes=BIG)
+    for column, block, array in zip(columns.current, found.blocks, arrays_of_rows(rows, columns), strict=True):
+        expected = block_of_array(array, column.type)
+        values, wanted = (
+            values_of(read_block(b"".join(each.parts), column.type, len(rows))) for each in (block, expected)
+        )
+        assert values == wanted, column
+        assert block[2:] == expected[2:], column
+        array_of_block(b"".join(block.parts), column.type, len(rows))

@@ -4,7 +4,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 from headrace.wire.errors import InvalidRequestError
@@ -23,7 +23,7 @@ def row_of_json(document: Mapping[str, Any], columns: TopicColumns) -> dict[str,
     for name, value in document.items():
         try:
             row[name] = _value(kinds[name], value) if name in kinds else value
-        except (TypeError, ValueError, AttributeError, InvalidOperation, binascii.Error) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError, binascii.Error) as error:
             raise InvalidRequestError(
                 f"column {name}: {value!r:.80} is no {kinds[name]}: {error}", action="Give it a value of this type."
             ) from error

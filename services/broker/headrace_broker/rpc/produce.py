@@ -232,7 +232,9 @@ class ProduceHandler:
             now_ms = self._context.now_ms()
             partition.replica.check_leading(known_epoch)
             batches = [
-                await asyncio.get_running_loop().run_in_executor(self._context.executor, encode_records, part, now_ms)
+                await asyncio.get_running_loop().run_in_executor(
+                    self._context.executor, encode_records, part, now_ms, partition.config.columns
+                )
             ]
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")

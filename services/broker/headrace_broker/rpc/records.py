@@ -5,15 +5,20 @@ No other code of the broker creates an object per record. The functions run in t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from headrace.partition.row_writes import identity_of
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.batch import BatchHeader, iter_batches
 from headrace.wire.columns import Columns, decode_batch
-from headrace.wire.encoding import encode_batch
+from headrace.wire.encoding import RowBlocks, column_parts, encode_batch, join_column
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, HeadraceError, InvalidRequestError
+from headrace.wire.typed.json_values import row_of_json
+from headrace.wire.typed.row_blocks import blocks_of_rows
+from headrace.wire.typed.topic_columns import TopicColumns, key_of, parse_columns
 
 MAX_RECORDS = 10_000
 MAX_RECORDS_BYTES = 1 << 20
@@ -43,12 +48,12 @@ def check_records(records: Sequence[topics_pb2.Record]) -> None:
         )
 
 
-def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes:
-    """Return one uncompressed batch of `partition.records`.
+def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int, columns: str = "") -> bytes:
+    """Return one uncompressed batch of `partition.records`. `columns` are those of a typed topic: values are JSON.
 
     Raises:
-        BatchTooLargeError: If keys, values and headers exceed 1 MiB.
-        InvalidRequestError: If the producer identity is out of range.
+        BatchTooLargeError: If keys, values and headers exceed 1 MiB, or the rows have more than 100,000 values.
+        InvalidRequestError: If the producer identity is out of range, or a value is no row of the columns.
     """
     records = partition.records
     size_bytes = 0
@@ -64,16 +69,49 @@ def encode_records(partition: broker_pb2.PartitionProduce, now_ms: int) -> bytes
     headers = [[(header.key, header.value) for header in record.headers] for record in records]
     timestamps = [record.timestamp_ms or now_ms for record in records]
     one_time = len(set(timestamps)) == 1
-    return encode_batch(
-        [record.value if record.HasField("value") else None for record in records],
-        base_timestamp_ms=timestamps[0],
-        keys=keys if any(key is not None for key in keys) else None,
-        headers=headers if any(headers) else None,
-        timestamps_ms=None if one_time else timestamps,
-        producer_id=identity[0],
-        producer_epoch=identity[1],
-        base_sequence=identity[2],
-    )
+    rows: RowBlocks | None = None
+    if columns:
+        rows, keys = _rows(records, parse_columns(columns))
+    has_keys = any(key is not None for key in keys)
+    fields: dict[str, Any] = {
+        "base_timestamp_ms": timestamps[0],
+        "headers": headers if any(headers) else None,
+        "timestamps_ms": None if one_time else timestamps,
+        "producer_id": identity[0],
+        "producer_epoch": identity[1],
+        "base_sequence": identity[2],
+    }
+    if rows is not None:
+        return b"".join(column_parts(rows, join_column("key", keys) if has_keys else None, **fields))
+    values = [record.value if record.HasField("value") else None for record in records]
+    return encode_batch(values, keys=keys if has_keys else None, **fields)
+
+
+def _rows(records: Sequence[topics_pb2.Record], columns: TopicColumns) -> tuple[RowBlocks, list[bytes | None]]:
+    """Return the rows of values that are JSON objects, and the records' keys."""
+    rows = [_row(place, record.value, columns) for place, record in enumerate(records)]
+    blocks = blocks_of_rows(rows, columns, max_values=MAX_ENTRIES, max_bytes=MAX_PAYLOAD_BYTES)
+    if not columns.keys:
+        return blocks, [record.key if record.HasField("key") else None for record in records]
+    if any(record.HasField("key") for record in records):
+        names = ", ".join(column.name for column in columns.keys)
+        raise InvalidRequestError(f"a key is given, but the key is {names}", action="Leave the key out.")
+    return blocks, [key_of([row.get(column.name, column.default_value) for column in columns.keys]) for row in rows]
+
+
+def _row(place: int, value: bytes, columns: TopicColumns) -> dict[str, Any]:
+    try:
+        document = json.loads(value)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise InvalidRequestError(
+            f"row {place}: the topic is typed, and the value is no JSON object", action=f"Its columns are {columns}."
+        )
+    try:
+        return row_of_json(document, columns)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"row {place}: {error.message}", action=error.action) from error
 
 
 def decode_records(batches: bytes, offset: int, *, max_bytes: int) -> tuple[list[topics_pb2.Record], int]:
