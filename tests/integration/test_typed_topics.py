@@ -344,6 +344,11 @@ def test_what_a_broker_refuses(client):
             admin.alter_config(plain, {"columns": "a int64"})
         with pytest.raises(InvalidConfigError, match="rows are not compacted"):
             admin.create_topic("no", columns="a int64", config={"cleanup_policy": "compact"})
+        with pytest.raises(InvalidConfigError, match="rows are not compacted"):
+            admin.alter_config(typed, {"cleanup_policy": "compact"})
+    with headrace.Producer(**client) as producer:
+        with pytest.raises(headrace.SerializationError, match="is a typed topic with the columns"):
+            producer.send(typed, None)
 
 
 def produce(client, topic, batch):
