@@ -22,6 +22,9 @@ REQUEST_PARTITIONS = 10_000
 """`max_request_partitions` of brokers, `max_request_partitions` of coordinators, and `MAX_REQUEST_PARTITIONS`."""
 REQUEST_TOPICS = 1_000
 MANY_TOPICS = 200
+TYPED = "typed"
+"""Typed topic, with the columns `TYPED_COLUMNS`."""
+TYPED_COLUMNS = "a list<decimal(6, 2)>"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,15 @@ def produce_records(world: World) -> Message:
     records = [topics_pb2.Record(value=b"x")] * 10_000
     partition = broker_pb2.PartitionProduce(partition=0, records=records)
     topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name=world.wide), partitions=[partition])
+    return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_ALL, timeout_ms=50_000, topics=[topic])
+
+
+def produce_rows(world: World) -> Message:
+    """The simple form for a typed topic: 96,000 decimals as JSON."""
+    del world
+    records = [topics_pb2.Record(value=b'{"a": [%s]}' % b", ".join([b'"1.23"'] * 95))] * 1_000
+    partition = broker_pb2.PartitionProduce(partition=0, records=records)
+    topic = broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name=TYPED), partitions=[partition])
     return broker_pb2.ProduceRequest(acks=broker_pb2.ACKS_ALL, timeout_ms=50_000, topics=[topic])
 
 
@@ -191,7 +203,12 @@ def _largest(path: str, *make: Callable[[World], Message]) -> None:
 
 
 _largest(
-    _BROKER + "Produce", produce, lambda w: produce(w, broker_pb2.ACKS_NONE), produce_one_partition, produce_records
+    _BROKER + "Produce",
+    produce,
+    lambda w: produce(w, broker_pb2.ACKS_NONE),
+    produce_one_partition,
+    produce_records,
+    produce_rows,
 )
 _largest(
     _BROKER + "Fetch",

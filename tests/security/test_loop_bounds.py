@@ -19,7 +19,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.methods import METHODS
 
 from tests.security.conftest import Witness
-from tests.security.largest import LARGEST, MANY_TOPICS, TABLE, World, offsets, table_content
+from tests.security.largest import LARGEST, MANY_TOPICS, TABLE, TYPED, TYPED_COLUMNS, World, offsets, table_content
 from tests.security.test_attacks import listener_of
 
 LIMIT_SECONDS = 0.100
@@ -47,6 +47,10 @@ class Probed:
             )
             table = cluster_pb2.NewTopic(name=TABLE, partitions=1, replication_factor=1, configs=TABLE_CONFIG)
             self._create(channel, [table])
+            rows = cluster_pb2.NewTopic(
+                name=TYPED, partitions=1, replication_factor=1, configs={"columns": TYPED_COLUMNS}
+            )
+            self._create(channel, [rows])
             self.world = World("wide", wide_id, 9_999, many, "committed")
             request = groups_pb2.CommitOffsetsRequest(group_id=self.world.group, topics=offsets(self.world, "x" * 100))
             groups_pb2_grpc.GroupServiceStub(channel).CommitOffsets(request, timeout=110)
