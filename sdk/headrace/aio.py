@@ -13,7 +13,7 @@ from headrace.client.producer.producer_async import BatchFuture, Producer, Recor
 from headrace.client.table.table_async import AsyncTable as Table
 
 if TYPE_CHECKING:
-    from headrace.client.opened.directory_async import AsyncLogDirectory, open  # noqa: A004
+    from headrace.client.opened.directory_async import AsyncLogDirectory, open
 
 __all__ = [
     "Admin",

@@ -133,12 +133,23 @@ def _pairs(draw: st.DrawFn) -> tuple[Any, Any]:
     return _changed(schema, draw), schema
 
 
+def _has_boolean_items(schema: Any) -> bool:
+    """Return whether jsonschema fails for a schema: `len(items)` of a boolean, where there are additionalItems."""
+    if isinstance(schema, list):
+        return any(map(_has_boolean_items, schema))
+    if not isinstance(schema, dict):
+        return False
+    here = isinstance(schema.get("items"), bool) and "additionalItems" in schema
+    return here or any(map(_has_boolean_items, schema.values()))
+
+
 @settings(max_examples=100, deadline=None)
 @given(pair=_pairs(), documents=st.lists(VALUES, min_size=5, max_size=15))
 def test_document_of_the_writer_is_valid_by_a_compatible_json_reader(
     pair: tuple[Any, Any], documents: list[Any]
 ) -> None:
     reader, writer = pair
+    assume(not _has_boolean_items([reader, writer]))
     parsed = [parse_schema(JSON, SchemaText(json.dumps(schema))) for schema in pair]
     if parsed[0].why_unreadable(parsed[1]):
         return

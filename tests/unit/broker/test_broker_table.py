@@ -13,6 +13,7 @@ import pytest
 from headrace.log import compacted_writer
 from headrace.log.index import IndexCache, SegmentIndex
 from headrace.partition.ordered_keys import KEY_BYTES
+from headrace.partition.table_rows import wanted_columns
 from headrace.partition.topic_configs import Durability, TopicConfig
 from headrace.v1 import tables_pb2
 from headrace.wire.batch import iter_batches, read_header
@@ -27,7 +28,7 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import Offset
 from headrace.wire.table_keys import ABSENT, table_key
-from headrace_broker.rpc.tables import TableService, _Reading, _wanted
+from headrace_broker.rpc.tables import TableService, _Reading
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
@@ -216,7 +217,7 @@ async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -
         await writes.write(write(b"r", {b"a": b"2"}), 5.0)
         await partition.table.keep_up()
         response = tables_pb2.GetRowsResponse()
-        await reading.add_rows([b"r"], _wanted(tables_pb2.ColumnSlice()), response.rows)
+        await reading.add_rows([b"r"], wanted_columns(tables_pb2.ColumnSlice()), response.rows)
         assert [column.value for column in response.rows[0].columns] == [b"2"]
 
 

@@ -240,10 +240,15 @@ def text_bound(value: str | bytes) -> bytes:
     return encoded[:8].ljust(8, b"\0")
 
 
+def double_bound(value: float) -> bytes:
+    """Return the bound of kind DOUBLE; zero has one sign."""
+    return struct.pack("<d", value + 0.0)
+
+
 _PACKED: dict[str, tuple[int, Callable[[Any], bytes]]] = {
     "uint64": (UINT64, struct.Struct("<Q").pack),
-    "float": (DOUBLE, struct.Struct("<d").pack),
-    "double": (DOUBLE, struct.Struct("<d").pack),
+    "float": (DOUBLE, double_bound),
+    "double": (DOUBLE, double_bound),
     "string": (TEXT, text_bound),
     "binary": (TEXT, text_bound),
 }

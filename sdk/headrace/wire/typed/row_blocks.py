@@ -252,6 +252,6 @@ def _bounds(values: list[Any], kind: ColumnType) -> tuple[int, bytes, bytes]:
     if kind.name in {"float", "double"}:
         if any(map(isnan, found)):
             return NO_BOUNDS, _ZEROS, _ZEROS
-        return DOUBLE, struct.pack("<d", ends[0]), struct.pack("<d", ends[1])
+        return DOUBLE, struct.pack("<d", ends[0] + 0.0), struct.pack("<d", ends[1] + 0.0)  # Zero has one sign.
     bounds, code = (UINT64, "<Q") if kind.name == "uint64" else (INT64, "<q")
     return bounds, struct.pack(code, ends[0]), struct.pack(code, ends[1])
