@@ -38,7 +38,7 @@ FUZZ_FLAGS ?=
 
 BIN := .venv/bin
 # Tests whose coverage of MEASURED counts: at least 95 % of the lines and branches of each
-CORE_TESTS := tests/unit/wire tests/unit/placement tests/unit/log tests/unit/broker tests/unit/coordinator tests/property tests/scenario
+CORE_TESTS := tests/unit/wire tests/unit/placement tests/unit/partition tests/unit/log tests/unit/broker tests/unit/coordinator tests/property tests/scenario
 # What make check runs, too
 TEST_OF_WORDS := tests/unit/docs/test_docs_words.py
 MEASURED := sdk/headrace/wire sdk/headrace/placement sdk/headrace/partition sdk/headrace/groups sdk/headrace/log services/broker/headrace_broker/core services/coordinator/headrace_coordinator/core
