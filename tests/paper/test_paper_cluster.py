@@ -150,6 +150,19 @@ def test_section_3_the_iterator_never_terminates_and_blocks(servers: str, make_t
             coming.result(SECONDS)
 
 
+def test_section_3_one_stream_a_consumer(servers: str, make_topic: Callable[..., str]) -> None:
+    """Section 3, a departure: the paper's consumer creates several streams of a topic, which share its messages.
+
+    A consumer here is one stream, however often it is iterated; more streams are more consumers of a group.
+    """
+    topic = make_topic()
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        producer.send_many(topic, [b"%d" % number for number in range(4)])
+    with headrace.Consumer(topic, bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
+        first, second = iter(consumer), iter(consumer)
+        assert [next(stream).value for stream in (first, second, first, second)] == [b"0", b"1", b"2", b"3"]
+
+
 def test_section_3_1_consecutive_offsets(servers: str, make_topic: Callable[..., str]) -> None:
     """Section 3.1, a departure: a message is addressed by its logical offset; ours are consecutive, not by length."""
     topic = make_topic()
@@ -176,8 +189,32 @@ def test_section_3_1_flushed_before_visible(servers: str, make_topic: Callable[.
     assert values_of(servers, topic) == {0: [b"%d" % number for number in range(10)]}
 
 
+def test_section_3_1_visible_when_replicated(servers: str, make_topic: Callable[..., str]) -> None:
+    """Section 3.1, a departure: by default a message is flushed and replicated before it is visible.
+
+    With `durability=async` and no `flush_messages` or `flush_ms` it is visible once the in-sync replicas have it, and
+    not flushed.
+    """
+    topic = make_topic(durability="async")
+    settings = {"bootstrap_servers": servers}
+    with headrace.Producer(**settings) as producer, headrace.Admin(**settings) as admin:
+        producer.send(topic, b"not flushed").result(SECONDS)
+        wait_until(lambda: latest(servers, topic) == 1)
+        replicas = admin.describe_logs(topic)
+        assert {(each.log_end_offset, each.flushed_offset) for each in replicas} == {(1, 0)}
+        admin.alter_config(topic, {"durability": "fsync"})
+        producer.send(topic, b"flushed").result(SECONDS)
+        wait_until(lambda: latest(servers, topic) == 2)
+        in_sync = admin.describe_topic(topic).partitions[0].in_sync_replicas
+        flushed = {each.broker_id: each.flushed_offset for each in admin.describe_logs(topic)}
+        assert all(flushed[broker] == 2 for broker in in_sync)
+
+
 def test_section_3_1_pull_from_an_offset_up_to_a_size(servers: str, make_topic: Callable[..., str]) -> None:
-    """Section 3.1: a pull request holds the offset to begin with and an acceptable number of bytes to fetch."""
+    """Section 3.1, a departure: a pull request holds the offset to begin with and a maximum of bytes.
+
+    The answer has whole batches: the first one may begin before that offset, and is there however large it is.
+    """
     topic = make_topic()
     batches = [encode_batch([b"%04d" % number * 50] * 100, base_timestamp_ms=1) for number in range(10)]
     with Leader(servers, topic) as leader:

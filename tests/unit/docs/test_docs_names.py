@@ -1,5 +1,6 @@
 """Dotted names in the hand-written pages are real: each can be imported."""
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -57,11 +58,53 @@ def test_tests_named_in_the_paper_page_exist() -> None:
         assert [name for name in named if f"def {name}(" not in written] == []
 
 
+def paper_rows() -> list[list[str]]:
+    """Cells of each row of docs/paper.md: numbers, the paper, headrace, tests."""
+    lines = (ROOT / "docs" / "paper.md").read_text("utf-8").splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if re.match(r"\| \d", line)]
+
+
+def paper_tests() -> dict[str, str]:
+    """Docstrings of the tests in tests/paper by name."""
+    found = {}
+    for path in sorted((ROOT / "tests" / "paper").glob("test_*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                assert node.name not in found, f"{node.name} is there twice"
+                found[node.name] = ast.get_docstring(node) or ""
+    return found
+
+
 def test_the_paper_page_has_every_row() -> None:
-    """From 1 to 38 in order, each once; a row without a test says that it is not built."""
-    rows = [line for line in (ROOT / "docs" / "paper.md").read_text("utf-8").splitlines() if re.match(r"\| \d", line)]
-    numbers = [int(number) for row in rows for number in row.split("|")[1].split(",")]
-    assert numbers == list(range(1, 39))
-    for row in rows:
-        _, _, _, headrace, shown_by, _ = row.split("|")
-        assert shown_by.strip() or "not built" in headrace
+    """From 1 to 39 in order, each once; a row without a test says that it is not built."""
+    rows = paper_rows()
+    numbers = [int(number) for row in rows for number in row[0].split(",")]
+    assert numbers == list(range(1, 40))
+    for _, _, headrace, shown_by in rows:
+        assert shown_by or "not built" in headrace
+
+
+def test_each_departure_of_the_paper_page_has_a_reason_and_a_test() -> None:
+    """A row marked as a departure links a page, and names a test of tests/paper that says that it is of a departure.
+
+    Each such test is named by a row that is marked, and there is one form of the mark.
+    """
+    departures = {name for name, docstring in paper_tests().items() if "a departure:" in docstring}
+    named = set()
+    for number, _, headrace, shown_by in paper_rows():
+        of_row = set(re.findall(r"`(test_\w+)`", shown_by)) & departures
+        if headrace.startswith("**Departure:** "):
+            assert re.search(r"\]\([\w/.#-]+\)", headrace), f"row {number} has no link to a reason"
+            assert of_row, f"row {number} names no test of a departure"
+            named |= of_row
+        else:
+            assert "departure" not in headrace.casefold(), f"row {number} begins with **Departure:** if it is one"
+            assert not of_row, f"row {number} is not marked, but {of_row} is about a departure"
+    assert named == departures
+    assert len(departures) > 20
+
+
+def test_each_test_of_the_paper_is_on_its_page() -> None:
+    """What is tested of the paper's sentences is on docs/paper.md."""
+    page = (ROOT / "docs" / "paper.md").read_text("utf-8")
+    assert [name for name in paper_tests() if f"`{name}`" not in page] == []
