@@ -69,8 +69,9 @@ def commands_text(intro: str, commands: Sequence[tuple[tuple[str, ...], Any]], s
 
 
 def leaves(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the commands below a group, in its order."""
+    """Return the commands below a group, in its order; first the group itself if it is a command, too."""
     children = getattr(command, "commands", None)
     if children is None:
         return [(path, command)]
-    return [found for name, child in children.items() for found in leaves(child, (*path, name))]
+    own = [(path, command)] if command.invoke_without_command else []
+    return own + [found for name, child in children.items() for found in leaves(child, (*path, name))]

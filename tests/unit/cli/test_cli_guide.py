@@ -73,8 +73,9 @@ def test_every_command_line_parses(line: str) -> None:
     """Commands and options exist, and offsets and formats are well formed."""
     words = shlex.split(line)[1:]
     command = TREE
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and (words[:1] or [""])[0] in command.commands:
         command = command.commands[words.pop(0)]
+    assert not hasattr(command, "commands") or command.invoke_without_command
     with command.make_context(command.name, words) as context:
         if context.params.get("offsets"):
             offsets.parse_offsets(context.params["offsets"])

@@ -70,6 +70,8 @@ def named_in(page: str) -> frozenset[str]:
 def check_command(command: Any, words: list[str]) -> None:
     """Walk down a tree of commands, and look up options and the words that they take."""
     while hasattr(command, "commands"):
+        if command.invoke_without_command and (words[:1] or ["-"])[0].startswith("-"):
+            break
         assert words, f"{command.name} wants a subcommand"
         name, *words = words
         assert name in command.commands, f"{command.name} has no subcommand {name}"

@@ -16,8 +16,8 @@ def moment_text(at_ms: int) -> str | None:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def lifetime_ms(text: str | None) -> int:
-    """Parse `--expires`, such as `90d` or `12h`; return 0 if it is not given.
+def lifetime_ms(text: str | None, option: str = "--expires") -> int:
+    """Parse a duration of `option`, such as `90d` or `12h`; return 0 if it is not given.
 
     Raises:
         UsageProblem: If it is no duration, or longer than a century.
@@ -32,10 +32,10 @@ def lifetime_ms(text: str | None) -> int:
         or not 0 < len(number) < 9
         or not int(number)
     ):
-        raise UsageProblem(f"--expires {text!r} is no duration in minutes, hours, days or weeks, for example 90d")
+        raise UsageProblem(f"{option} {text!r} is no duration in minutes, hours, days or weeks, for example 90d")
     found = int(number) * _UNIT_MS[unit]
     if found > MAX_LIFETIME_MS:
-        raise UsageProblem(f"--expires {text!r} is more than a century")
+        raise UsageProblem(f"{option} {text!r} is more than a century")
     return found
 
 

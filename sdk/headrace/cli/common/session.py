@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protocol
 
@@ -137,6 +137,8 @@ class Session:
     verbose: bool
     security: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Settings of the SDK for TLS and credentials that were given."""
+    program: Any = field(default=None, repr=False)
+    """Root of the commands, as click runs them."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of all SDK objects. Without a credential, that of `headrace auth login` is used."""
@@ -169,6 +171,11 @@ class Session:
     def table(self, name: str, **settings: Any) -> "Table":
         """Return a new Table; use it as a context manager."""
         return self.clients.table(name, **self.settings(), **settings)
+
+    def run_command(self, arguments: Sequence[str]) -> int:
+        """Run another command of the program in this process and return its exit code."""
+        code = self.program.main(args=list(arguments), prog_name="headrace", standalone_mode=False, obj=self.clients)
+        return code if isinstance(code, int) else 0
 
     def show(self, report: Report) -> None:
         """Print the result of the command."""
@@ -226,7 +233,8 @@ def command(
         connects: adds `--bootstrap-servers`, `--dir` and `--timeout`.
         makes_directory: the directory of `--dir` need not exist.
 
-    A function's own parameter, such as `output`, replaces the shared one of its name.
+    A function's own parameter, such as `output`, replaces the shared one of its name. A command with subcommands is run
+    only without one.
     """
 
     def decorate(function: Callable[Concatenate[Session, Parameters], None]) -> Callable[..., None]:
@@ -238,6 +246,9 @@ def command(
         @functools.wraps(function)
         def run(**arguments: Any) -> None:
             ctx: typer.Context = arguments.pop("ctx")
+            if ctx.invoked_subcommand is not None:
+                _refuse_options(ctx)
+                return
             taken = {each.name: arguments.pop(each.name) for each in shared}
             if taken.get("directory") and not makes_directory and not os.path.isdir(taken["directory"]):
                 raise typer.BadParameter(f"there is no directory {taken['directory']}", param_hint="--dir")
@@ -249,6 +260,7 @@ def command(
                 quiet=taken["quiet"],
                 verbose=taken["verbose"],
                 security=given_security(ctx, taken),
+                program=ctx.find_root().command,
             )
             _run(function, session, arguments)
 
@@ -260,6 +272,14 @@ def command(
         return run
 
     return decorate
+
+
+def _refuse_options(ctx: typer.Context) -> None:
+    """Refuse options between a command and its subcommand, which has its own: they would do nothing."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"give {parameter.opts[0]} after `{ctx.invoked_subcommand}`", ctx=ctx)
 
 
 def _servers(taken: Mapping[str, Any]) -> str:

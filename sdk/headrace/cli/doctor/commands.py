@@ -1,4 +1,4 @@
-"""`headrace doctor`: checks every process of the cluster and this machine, and reports problems."""
+"""`headrace doctor`: checks every process of the cluster and this machine, and reports problems; bundle."""
 
 import time
 from collections import Counter
@@ -13,8 +13,13 @@ from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.findings import Finding, Status
 from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, TableSection
 from headrace.cli.common.session import CommandFailed, Session, command
+from headrace.cli.doctor.bundle.commands import bundle
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.command("bundle")(bundle)
 
 
+@app.callback()
 @command()
 def doctor(
     session: Session,
