@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import sys
+import tarfile
 import time
 import traceback
 import urllib.error
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import headrace
@@ -180,7 +182,9 @@ async def asyncio_clients(settings: dict[str, str]) -> bytes:
         return f"{admin!r} {admin} {producer!r} {producer}".encode()
 
 
-def run_commands(planted: Planted, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[bytes]) -> None:
+def run_commands(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[bytes], directory: Path
+) -> None:
     """Let the administrator run commands, and a stranger with a wrong API key the same."""
     monkeypatch.setenv("HEADRACE_BOOTSTRAP_SERVERS", planted.witness.settings["bootstrap_servers"])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
@@ -193,6 +197,22 @@ def run_commands(planted: Planted, monkeypatch: pytest.MonkeyPatch, capture: pyt
             run(command, SdkClients())
             out, err = capture.readouterr()
             planted.texts[f"{' '.join(command)} of {who}"] = out + err
+        write_bundle(planted, who, directory)
+        planted.texts[f"the output of doctor bundle of {who}"] = b"".join(capture.readouterr())
+
+
+def write_bundle(planted: Planted, who: str, directory: Path) -> None:
+    """Let `headrace doctor bundle` write all that it finds, with logs and metrics of each process."""
+    archive = directory / f"{who}.tar.gz"
+    parts = planted.witness.cluster.parts
+    options = [word for part in parts for word in ("--metrics", part.metrics_address)]
+    options += ["--logs", str(parts[0].log_file.parent), "--out", str(archive)]
+    run(("doctor", "bundle", *options), SdkClients())
+    with tarfile.open(archive) as opened:
+        for entry in opened.getmembers():
+            content = opened.extractfile(entry)
+            assert content is not None
+            planted.texts[f"{entry.name} of {who}"] = content.read()
 
 
 def read_audit_log(witness: Witness) -> bytes:
@@ -215,6 +235,7 @@ def test_no_planted_secret_is_printed(
     monkeypatch: pytest.MonkeyPatch,
     capsysbinary: pytest.CaptureFixture[bytes],
     caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     """API keys, session tokens, JWTs, the cluster's secret and signing keys; right ones and wrong ones."""
     caplog.set_level(logging.DEBUG)
@@ -233,7 +254,7 @@ def test_no_planted_secret_is_printed(
         time.sleep(0.05)
     use_clients(planted, {"bootstrap_servers": witness.settings["bootstrap_servers"], "api_key": key})
     call_with_everything(planted, key, key.split("_")[1])
-    run_commands(planted, monkeypatch, capsysbinary)
+    run_commands(planted, monkeypatch, capsysbinary, tmp_path)
     for part in witness.cluster.parts:
         for path in PAGES:
             with contextlib.suppress(urllib.error.HTTPError):
@@ -243,6 +264,9 @@ def test_no_planted_secret_is_printed(
     planted.texts["the log of the clients"] = caplog.text.encode()
     for where in ("cluster dump of administrator", "user list --output json of administrator"):
         assert key.split("_")[1].encode() in planted.texts[where], f"{where} has no API keys"
+    for name in ("grants.json", "quotas.json", "metadata.json", "processes.json", "logs/broker-1.log"):
+        assert planted.texts[f"headrace-bundle/{name} of administrator"]
+    assert any(name.startswith("headrace-bundle/metrics/") for name in planted.texts)
     for part in witness.cluster.parts:
         assert b"call_answered" in planted.texts[f"the log of {part.name}"]
         assert b"identity_refused" in planted.texts[f"the log of {part.name}"]
