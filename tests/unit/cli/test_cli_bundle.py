@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.doctor.bundle import documents
 from headrace.cli.doctor.bundle.archive import write_archive
 from headrace.cli.doctor.bundle.contents import BundleContents, BundleFile
 from headrace.cli.doctor.bundle.logs import find_logs, lines_since, read_logs
@@ -107,6 +108,23 @@ def test_a_part_that_is_away_is_a_problem(headrace: Any, held: Any, out: Path) -
     problems = {each["what"]: each["reason"] for each in json.loads(files_of(out.read_bytes())["problems.json"])}
     assert "connection refused" in problems["processes.json"]
     assert "broker 2 has replicas and is not registered" in problems["brokers/2.json"]
+
+
+@pytest.mark.parametrize(("name", "most"), [("MAX_TOPICS", 1), ("MAX_SECONDS", -1.0)])
+def test_descriptions_one_by_one_have_a_bound(
+    headrace: Any, held: Any, out: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: float
+) -> None:
+    """Beyond a number or a time the topics are only in the list, and the bundle says so."""
+    monkeypatch.setattr(documents, name, most)
+    held.add("clicks")
+    held.add("views")
+    headrace("doctor", "bundle", "--out", str(out))
+    files = files_of(out.read_bytes())
+    problems = {each["what"]: each["reason"] for each in json.loads(files["problems.json"])}
+    described = [each for each in files if each.startswith("topics/")]
+    assert problems["topics"].startswith(f"only the first {len(described)} of 2 are described")
+    assert len(described) == max(0, most)
+    assert [each["name"] for each in json.loads(files["topics.json"])] == ["clicks", "views"]
 
 
 def test_an_existing_file_is_replaced_only_by_force(headrace: Any, out: Path) -> None:

@@ -7,6 +7,7 @@ of the bundle is what its command prints, and a command that fails is a problem 
 import contextlib
 import io
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +21,8 @@ from headrace.cli.doctor.bundle.contents import BundleContents
 
 MAX_TOPICS = MAX_GROUPS = 200
 """Those described one by one; the lists have all."""
+MAX_SECONDS = 60.0
+"""Time to begin descriptions of topics, and of groups: a broker that hangs costs each of them a timeout."""
 
 _CLUSTER = (
     ("doctor.json", ("doctor",)),
@@ -109,10 +112,16 @@ class BundleDocuments:
         return options
 
     def _add_each(self, folder: str, command: Sequence[str], names: Sequence[str], most: int) -> None:
+        until, described = time.monotonic() + MAX_SECONDS, 0
         for name in names[:most]:
+            if time.monotonic() > until:
+                break
             self._add(f"{folder}/{quote(name, safe='')}.json", command, name)
-        if len(names) > most:
-            self._contents.add_problem(folder, f"only the first {most} of {len(names)} are described; the list has all")
+            described += 1
+        if described < len(names):
+            why = f"the most is {most}" if described == most else f"they took more than {MAX_SECONDS:.0f} s"
+            reason = f"only the first {described} of {len(names)} are described, {why}; {folder}.json has all"
+            self._contents.add_problem(folder, reason)
 
     def _add_processes(self) -> None:
         from headrace.wire.errors import HeadraceError
