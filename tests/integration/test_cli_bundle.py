@@ -19,7 +19,7 @@ VALUE, KEY, HEADER, PASSWORD = (f"planted-{what}-7d1f" for what in ("value", "ke
 
 
 def write_records(cluster: LocalCluster) -> None:
-    """A topic on all brokers with planted records, read by a group that commits planted metadata of its own."""
+    """A topic on all brokers with planted records, read by a group that commits its offsets."""
     with sdk.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
         admin.create_topic("clicks", 3, 3)
     with sdk.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:

@@ -45,7 +45,18 @@ def test_readme_tour_runs_again(
 ) -> None:
     """The tour's block runs twice in one cluster, which the environment names; the second time finds its topic."""
     monkeypatch.setenv("HEADRACE_BOOTSTRAP_SERVERS", headrace_cluster.bootstrap_servers)
-    [(code, _, _)] = _blocks((ROOT / "README.md").read_text("utf-8"))
+    (code, _, _), _ = _blocks((ROOT / "README.md").read_text("utf-8"))
     for records in (100_001, 200_002):
         exec(code.replace('"clicks"', f'"{topic_name}"'), {"__name__": "readme"})
         assert f"\n{records}\n" in capsys.readouterr().out
+
+
+def test_readme_directory_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The block without a server runs twice in one working directory."""
+    monkeypatch.chdir(tmp_path)
+    _, (code, _, _) = _blocks((ROOT / "README.md").read_text("utf-8"))
+    for records in (1, 2):
+        exec("import headrace\n" + code, {"__name__": "readme"})
+        assert capsys.readouterr().out == f"{[b'first'] * records}\n"

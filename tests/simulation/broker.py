@@ -19,6 +19,7 @@ from unittest import mock
 import structlog
 from headrace.log import CorruptLogError, DiskLimits, PartitionLog, compacted_writer, log_compaction
 from headrace.log.directory import LogId
+from headrace.partition import producer_recovery
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.errors import HeadraceError
@@ -30,7 +31,6 @@ from headrace_broker.runtime import (
     log_deletion,
     maintenance,
     partition_follower,
-    producer_state,
     registration,
     restore_guard,
 )
@@ -431,7 +431,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch.object(partition_follower, "_INLINE_BYTES", 300))
             stack.enter_context(mock.patch.object(outgoing, "COPIED_BYTES", 300))
             stack.enter_context(mock.patch.object(outgoing, "CHUNK_BYTES", 200))
-            stack.enter_context(mock.patch.object(producer_state, "SNAPSHOT_MS", 2_500))
+            stack.enter_context(mock.patch.object(producer_recovery, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
             stack.enter_context(mock.patch.object(log_compaction, "MANY_SEGMENTS", 3))
             stack.enter_context(mock.patch.object(log_compaction, "KEY_MEMORY_BYTES", 1_000))
