@@ -22,6 +22,7 @@ from headrace.embedded.followed import in_use
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.records import check_partition
 from headrace.embedded.shared_bounds import BoundsWriter, NoBounds, SharedBounds, writer_of
+from headrace.log.boot_note import read_boot_id
 from headrace.log.directory import DataDirectory
 from headrace.log.errors import REFUSALS, DirectoryInUseError, WrongDirectoryError, storage_error
 from headrace.log.filesystem import FileSystem
@@ -66,7 +67,7 @@ class OpenDirectory:
         try:
             self._directory = DataDirectory.open(
                 path, cluster_id=identity, generation=1, broker_id=BROKER_ID, new_storage_id=secrets.token_bytes(16),
-                boot_id=_boot_id(), limits=DISK_LIMITS, filesystem=self._filesystem,
+                boot_id=read_boot_id(), limits=DISK_LIMITS, filesystem=self._filesystem,
             )  # fmt: skip
         except DirectoryInUseError:
             raise in_use(path, writer_of(path)) from None
@@ -328,11 +329,3 @@ def _unusable(path: str, error: InvalidConfigError) -> WrongDirectoryError:
         retriable=False,
         action="Name a directory on a local file system that you may write to, or open it with read_only=True.",
     )
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

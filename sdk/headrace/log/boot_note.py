@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 
 from headrace.log.checkpoint import read_sealed, replace_file, seal
 from headrace.log.filesystem import FileSystem
@@ -50,3 +51,11 @@ class BootNote:
     def _remove(self) -> None:
         self._filesystem.unlink(f"{self._path}/{FILE}")
         self._filesystem.fsync_directory(self._path)
+
+
+def read_boot_id() -> str:
+    """Return an id of the current boot of the machine; empty if the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
+from headrace.log.boot_note import read_boot_id
 from headrace.log.directory import DataDirectory
 from headrace.log.settings import DiskLimits
 from headrace.partition.batch_cache import BatchCache
@@ -27,7 +28,6 @@ from headrace.wire.ids import BrokerId
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace.wire.request_trace import TRACE_TOPIC
 from headrace_server.client_front import ClientFront
-from headrace_server.clock import read_boot_id
 from headrace_server.clock_watch import ClockExchange
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.collector import CollectorPacer

@@ -10,12 +10,12 @@ import json
 import secrets
 from typing import Any
 
+from headrace.log.boot_note import read_boot_id
 from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import CorruptLogError
 from headrace.log.filesystem import FileSystem
 from headrace.log.identity import read_identity
 from headrace.log.settings import LogSettings
-from headrace_server.clock import read_boot_id
 
 from headrace_broker.settings import BrokerSettings
 

@@ -7,7 +7,6 @@ boot time, which advances while the machine sleeps (PROTOCOL H77).
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Protocol
 
 
@@ -38,14 +37,6 @@ class SystemClock:
     def boottime_ms(self) -> int:
         """Read CLOCK_BOOTTIME, or CLOCK_MONOTONIC where the system has none (macOS)."""
         return time.clock_gettime_ns(_BOOTTIME) // 1_000_000
-
-
-def read_boot_id() -> str:
-    """Return an id of the current boot of the machine; empty if the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 _BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
