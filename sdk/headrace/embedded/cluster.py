@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from headrace.embedded.catalogue import DirectoryTopic
+from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.opened import BROKER_ID, OpenDirectory
 from headrace.partition.topic_configs import (
     TopicConfig,
@@ -16,12 +15,11 @@ from headrace.partition.topic_configs import (
     describe_topic_config,
     normalise_topic_configs,
 )
-from headrace.v1 import cluster_pb2, handshake_pb2, topics_pb2
+from headrace.v1 import cluster_pb2, handshake_pb2
 from headrace.wire.errors import (
     HeadraceError,
     InvalidPartitionsError,
     InvalidRequestError,
-    TopicAlreadyExistsError,
     to_detail,
 )
 from headrace.wire.releases import CAPABILITIES, RELEASE
@@ -32,61 +30,34 @@ ADDRESS = "directory:1"
 MAX_PARTITIONS = 10_000
 
 
-class TopicsOfDirectory(Protocol):
-    """Topics of a directory that this process or another one writes to."""
-
-    @property
-    def identity(self) -> str:
-        """Identity of the directory."""
-
-    @property
-    def revision(self) -> int:
-        """Number of the last change."""
-
-    @property
-    def path(self) -> str:
-        """Path of the directory."""
-
-    def by_name(self) -> Mapping[str, DirectoryTopic]:
-        """Return all topics."""
-
-    def topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
-        """Return a topic; raises UnknownTopicError, UnknownTopicIdError."""
-
-    def epoch_of(self, topic: DirectoryTopic, number: int) -> int:
-        """Return the leader epoch of a partition."""
-
-    def writer(self) -> OpenDirectory:
-        """Return the directory; raises DirectoryInUseError if another process writes to it."""
-
-
 class DirectoryCluster:
     """Handlers of one directory. Thread-safe."""
 
-    def __init__(self, source: TopicsOfDirectory) -> None:
-        self._source = source
+    def __init__(self, directory: OpenDirectory | FollowedDirectory) -> None:
+        self._directory = directory
+
+    def _sorted_topics(self) -> list[DirectoryTopic]:
+        return sorted(self._directory.all_topics(), key=lambda topic: topic.name)
 
     def metadata(self, request: cluster_pb2.GetMetadataRequest) -> cluster_pb2.GetMetadataResponse:
         """Answer a GetMetadata."""
-        source = self._source
         response = cluster_pb2.GetMetadataResponse(
-            cluster_id=source.identity,
+            cluster_id=self._directory.identity,
             generation=1,
-            revision=source.revision,
+            revision=self._directory.topics.revision,
             brokers=[self._broker()],
             coordinators=[ADDRESS],
             max_batch_bytes=TopicConfig().max_batch_bytes,
-            answered_by=f"directory {source.path}",
+            answered_by=f"directory {self._directory.path}",
             handshake=handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES),
         )
         if request.brokers_only:
             return response
         if not request.topics:
-            topics = source.by_name()
-            response.topics.extend(self._describe(topics[name]) for name in sorted(topics))
+            response.topics.extend(map(self._describe, self._sorted_topics()))
         for reference in request.topics:
             try:
-                response.topics.append(self._describe(source.topic(reference)))
+                response.topics.append(self._describe(self._directory.topic(reference)))
             except HeadraceError as error:
                 response.topics.add(name=reference.name, topic_id=reference.topic_id, error=to_detail(error))
         return response
@@ -104,7 +75,7 @@ class DirectoryCluster:
                 cluster_pb2.PartitionMetadata(
                     partition=number,
                     leader_id=BROKER_ID,
-                    leader_epoch=self._source.epoch_of(topic, number),
+                    leader_epoch=self._directory.readable(topic, number).leader_epoch,
                     replicas=[BROKER_ID],
                     in_sync_replicas=[BROKER_ID],
                     eligible_leaders=[BROKER_ID],
@@ -116,27 +87,27 @@ class DirectoryCluster:
 
     def describe_cluster(self, request: cluster_pb2.DescribeClusterRequest) -> cluster_pb2.DescribeClusterResponse:
         """Answer a DescribeCluster."""
-        topics = self._source.by_name()
+        topics = self._sorted_topics()
         return cluster_pb2.DescribeClusterResponse(
-            cluster_id=self._source.identity,
+            cluster_id=self._directory.identity,
             generation=1,
             format_version=1,
             brokers=[self._broker()],
             topics=len(topics),
-            partitions=sum(topic.partitions for topic in topics.values()),
-            revision=self._source.revision,
+            partitions=sum(topic.partitions for topic in topics),
+            revision=self._directory.topics.revision,
         )
 
     def create(self, request: cluster_pb2.CreateTopicsRequest) -> cluster_pb2.CreateTopicsResponse:
         """Answer a CreateTopics."""
-        response, directory = cluster_pb2.CreateTopicsResponse(), self._source.writer()
+        response, directory = cluster_pb2.CreateTopicsResponse(), self._directory.writer()
         for new in request.topics:
             answer = response.topics.add(name=new.name[:1_000])
             try:
                 topic = _checked(new)
-                if new.name in self._source.by_name():
-                    raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
-                if not request.validate_only:
+                if request.validate_only:
+                    directory.check_new(topic.name)
+                else:
                     directory.create(topic)
                     answer.topic_id = topic.topic_id
                 answer.partitions, answer.replication_factor = topic.partitions, 1
@@ -148,13 +119,13 @@ class DirectoryCluster:
 
     def delete(self, request: cluster_pb2.DeleteTopicsRequest) -> cluster_pb2.DeleteTopicsResponse:
         """Answer a DeleteTopics."""
-        response, directory = cluster_pb2.DeleteTopicsResponse(), self._source.writer()
+        response, directory = cluster_pb2.DeleteTopicsResponse(), self._directory.writer()
         for reference in request.topics:
             answer = response.topics.add(name=reference.name[:1_000], topic_id=reference.topic_id[:16])
             try:
                 if request.unclaimed:
                     raise InvalidRequestError("a directory has no unclaimed logs", action="Name topics that it has.")
-                topic = self._source.topic(reference) if request.validate_only else directory.delete(reference)
+                topic = self._directory.topic(reference) if request.validate_only else directory.delete(reference)
                 answer.name, answer.topic_id = topic.name, topic.topic_id
             except HeadraceError as error:
                 answer.error.CopyFrom(to_detail(error))
@@ -162,18 +133,14 @@ class DirectoryCluster:
 
     def grow(self, request: cluster_pb2.CreatePartitionsRequest) -> cluster_pb2.CreatePartitionsResponse:
         """Answer a CreatePartitions."""
-        response, directory = cluster_pb2.CreatePartitionsResponse(), self._source.writer()
+        response, directory = cluster_pb2.CreatePartitionsResponse(), self._directory.writer()
         try:
-            topic = self._source.topic(request.topic)
+            topic = self._directory.topic(request.topic)
             response.result.name, response.result.topic_id = topic.name, topic.topic_id
-            if request.total_partitions <= topic.partitions:
-                raise InvalidPartitionsError(
-                    f"topic {topic.name} has {topic.partitions} partitions, and {request.total_partitions} is not more",
-                    action="Ask for a larger total; a topic never shrinks.",
-                )
-            _check_partitions(request.total_partitions)
-            if not request.validate_only:
-                directory.grow(topic, request.total_partitions)
+            if request.validate_only:
+                _grown(topic, request.total_partitions)
+            else:
+                directory.change(topic, lambda current: _grown(current, request.total_partitions))
         except HeadraceError as error:
             response.result.error.CopyFrom(to_detail(error))
         return response
@@ -182,33 +149,33 @@ class DirectoryCluster:
         """Answer a DescribeConfigs."""
         response = cluster_pb2.DescribeConfigsResponse()
         if not request.topics:
-            topics = self._source.by_name()
-            for name in sorted(topics):
-                _describe_configs(response.topics.add(), topics[name])
+            for topic in self._sorted_topics():
+                _describe_configs(response.topics.add(), topic)
         for reference in request.topics:
             answer = response.topics.add(name=reference.name[:1_000], topic_id=reference.topic_id[:16])
             try:
-                _describe_configs(answer, self._source.topic(reference))
+                _describe_configs(answer, self._directory.topic(reference))
             except HeadraceError as error:
                 answer.error.CopyFrom(to_detail(error))
         return response
 
     def alter_configs(self, request: cluster_pb2.AlterConfigsRequest) -> cluster_pb2.AlterConfigsResponse:
         """Answer an AlterConfigs."""
-        response, directory = cluster_pb2.AlterConfigsResponse(), self._source.writer()
+        response, directory = cluster_pb2.AlterConfigsResponse(), self._directory.writer()
         try:
-            topic = self._source.topic(request.topic)
+            topic = self._directory.topic(request.topic)
             response.result.name, response.result.topic_id = topic.name, topic.topic_id
-            configs = alter_topic_configs(topic.configs, dict(request.set), list(request.unset))
-            if not request.validate_only:
-                directory.configure(replace(topic, configs=configs))
+            if request.validate_only:
+                _altered(topic, request)
+            else:
+                directory.change(topic, lambda current: _altered(current, request))
         except HeadraceError as error:
             response.result.error.CopyFrom(to_detail(error))
         return response
 
     def init_producer_id(self, request: cluster_pb2.InitProducerIdRequest) -> cluster_pb2.InitProducerIdResponse:
         """Answer an InitProducerId: random, as at a coordinator."""
-        self._source.writer()
+        self._directory.writer()
         return cluster_pb2.InitProducerIdResponse(producer_id=secrets.randbits(62), producer_epoch=0)
 
 
@@ -223,6 +190,20 @@ def _checked(new: cluster_pb2.NewTopic) -> DirectoryTopic:
 def _check_partitions(partitions: int) -> None:
     if not 0 < partitions <= MAX_PARTITIONS:
         raise InvalidPartitionsError(f"{partitions} partitions are not 1 to {MAX_PARTITIONS}")
+
+
+def _grown(topic: DirectoryTopic, partitions: int) -> DirectoryTopic:
+    if partitions <= topic.partitions:
+        raise InvalidPartitionsError(
+            f"topic {topic.name} has {topic.partitions} partitions, and {partitions} is not more",
+            action="Ask for a larger total; a topic never shrinks.",
+        )
+    _check_partitions(partitions)
+    return replace(topic, partitions=partitions)
+
+
+def _altered(topic: DirectoryTopic, request: cluster_pb2.AlterConfigsRequest) -> DirectoryTopic:
+    return replace(topic, configs=alter_topic_configs(topic.configs, dict(request.set), list(request.unset)))
 
 
 def _describe_configs(answer: cluster_pb2.TopicConfigs, topic: DirectoryTopic) -> None:

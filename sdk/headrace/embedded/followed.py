@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import NoReturn
 
 from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.open_partition import DirectoryPartition
@@ -31,7 +32,7 @@ from headrace.log.settings import DiskLimits
 from headrace.log.space import DiskSpaceGuard
 from headrace.partition.log_settings import log_settings
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import HeadraceError, UnknownPartitionError
+from headrace.wire.errors import UnknownPartitionError
 from headrace.wire.ids import LeaderEpoch, Offset
 
 MAX_OPEN_FILES = 64
@@ -130,11 +131,6 @@ class FollowedLog:
     flushed_offset = log_end_offset
 
     @property
-    def truncations(self) -> int:
-        """Number of times that a reader must begin anew: none, a log that was cut is another `_state`."""
-        return 0
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return self._known.segments.size_bytes()
@@ -214,7 +210,7 @@ class FollowedDirectory:
         """
         self.path = path
         self._lock = threading.Lock()
-        filesystem = ReadOnlyFileSystem()
+        self.filesystem = filesystem = ReadOnlyFileSystem()
         try:
             self._bounds = BoundsReader(path)
         except FileNotFoundError:
@@ -246,13 +242,6 @@ class FollowedDirectory:
         for partition in list(self._partitions.values()):
             with partition.lock:
                 partition.log.read_again()
-
-    @property
-    def writer(self) -> int:
-        """Id of the process that writes to the directory, 0 if none does."""
-        with suppress(OSError):
-            self._bounds.refresh()
-        return self._bounds.state.pid
 
     def topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
         """See `Partitions`."""
@@ -288,11 +277,13 @@ class FollowedDirectory:
 
     def writable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
         """See `Partitions`."""
-        raise self.refusal()
+        self.writer()
 
-    def refusal(self) -> HeadraceError:
-        """Return the error of a call that changes something; not raised."""
-        return in_use(self.path, self.writer)
+    def writer(self) -> NoReturn:
+        """Raise DirectoryInUseError: calls that change something are for the process that writes."""
+        with suppress(OSError):
+            self._bounds.refresh()
+        raise in_use(self.path, self._bounds.state.pid)
 
     def close(self) -> None:
         """Close the files."""

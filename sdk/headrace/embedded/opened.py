@@ -13,8 +13,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 
 from headrace.embedded.catalogue import FILE as TOPICS_FILE
 from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
@@ -32,7 +31,13 @@ from headrace.log.os_filesystem import OsFileSystem
 from headrace.log.settings import DiskLimits
 from headrace.partition.log_settings import log_settings
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import HeadraceError, InvalidConfigError, InvalidRequestError, TopicAlreadyExistsError
+from headrace.wire.errors import (
+    HeadraceError,
+    InvalidConfigError,
+    InvalidRequestError,
+    TopicAlreadyExistsError,
+    UnknownTopicIdError,
+)
 
 BEGUN_FILES = ("lock", "identity.tmp")
 """What a crash may leave of a directory that was being made."""
@@ -62,12 +67,12 @@ class OpenDirectory:
             CorruptLogError, StorageFullError, StorageOfflineError: If a log cannot be opened.
         """
         self.path = path
-        self._filesystem = filesystem or OsFileSystem()
-        identity, is_new = _identity_of(path, self._filesystem, creates=creates)
+        self.filesystem = filesystem or OsFileSystem()
+        identity, is_new = _identity_of(path, self.filesystem, creates=creates)
         try:
             self._directory = DataDirectory.open(
                 path, cluster_id=identity, generation=1, broker_id=BROKER_ID, new_storage_id=secrets.token_bytes(16),
-                boot_id=read_boot_id(), limits=DISK_LIMITS, filesystem=self._filesystem,
+                boot_id=read_boot_id(), limits=DISK_LIMITS, filesystem=self.filesystem,
             )  # fmt: skip
         except DirectoryInUseError:
             raise in_use(path, writer_of(path)) from None
@@ -81,8 +86,8 @@ class OpenDirectory:
         self._closing = threading.Event()
         self._appended = threading.Event()
         try:
-            self.topics = DirectoryTopics(self._filesystem, path)
-            self._bounds = BoundsWriter(path) if isinstance(self._filesystem, OsFileSystem) else NoBounds()
+            self.topics = DirectoryTopics(self.filesystem, path)
+            self._bounds = BoundsWriter(path) if isinstance(self.filesystem, OsFileSystem) else NoBounds()
             self._remove_unknown_logs()
             for topic in self.topics.by_name.values():
                 self._open_partitions(topic)
@@ -141,7 +146,10 @@ class OpenDirectory:
     def readable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
         """See `Partitions`."""
         check_partition(topic, number)
-        return self._partitions[topic.topic_id, number]
+        partition = self._partitions.get((topic.topic_id, number))
+        if partition is None:
+            raise UnknownTopicIdError(f"topic {topic.name} has been deleted")
+        return partition
 
     def writable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
         """See `Partitions`; a copy of a cluster's topic is not writable."""
@@ -151,6 +159,10 @@ class OpenDirectory:
                 action="Write to the cluster and fetch the topic again, or write to another topic.",
             )
         return self.readable(topic, number)
+
+    def writer(self) -> OpenDirectory:
+        """Return the directory: this process may change it."""
+        return self
 
     def show(self, partitions: Iterable[DirectoryPartition] | None = None) -> None:
         """Let readers in other processes see what has become visible, in some partitions or in all."""
@@ -164,9 +176,15 @@ class OpenDirectory:
 
     # --- topics ---
 
+    def check_new(self, name: str) -> None:
+        """Raise TopicAlreadyExistsError if a topic has this name."""
+        if name in self.topics.by_name:
+            raise TopicAlreadyExistsError(f"a topic named {name} exists")
+
     def create(self, topic: DirectoryTopic) -> None:
-        """Create a topic whose name no other one has."""
+        """Create a topic. Raises TopicAlreadyExistsError if another one has its name."""
         with self._lock:
+            self.check_new(topic.name)
             self.topics.put(topic)
             self._open_partitions(topic)
             self._bounds.show(self.topics.revision)
@@ -191,15 +209,10 @@ class OpenDirectory:
         """Return a partition of a copy."""
         return self._partitions[topic_id, number]
 
-    def grow(self, topic: DirectoryTopic, partitions: int) -> None:
-        """Add partitions to a topic."""
+    def change(self, topic: DirectoryTopic, decide: Callable[[DirectoryTopic], DirectoryTopic]) -> None:
+        """Replace a topic, as it is now, by what `decide` returns: with other settings or more partitions."""
         with self._lock:
-            self._replace(replace(topic, partitions=partitions))
-
-    def configure(self, topic: DirectoryTopic) -> None:
-        """Apply changed settings."""
-        with self._lock:
-            self._replace(topic)
+            self._replace(decide(self.topics.find(topics_pb2.TopicRef(topic_id=topic.topic_id))))
 
     def _replace(self, topic: DirectoryTopic) -> None:
         self.topics.put(topic)

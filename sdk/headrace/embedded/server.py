@@ -14,7 +14,6 @@ from enum import Enum
 from typing import Any
 
 from headrace.embedded.appends import AppendQueue
-from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.cluster import DirectoryCluster
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
@@ -26,8 +25,6 @@ from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.tables import DirectoryTables
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.errors import CorruptLogError, DirectoryInUseError
-from headrace.log.os_filesystem import OsFileSystem
-from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError
 from headrace.wire.zero_copy import SplicedMessage
 
@@ -46,36 +43,6 @@ class OpenMode(Enum):
     """Write, or read if another process writes."""
 
 
-class _Source:
-    """Topics of a directory for `DirectoryCluster`."""
-
-    def __init__(self, directory: OpenDirectory | FollowedDirectory) -> None:
-        self._directory = directory
-        self.path = directory.path
-
-    @property
-    def identity(self) -> str:
-        return self._directory.identity
-
-    @property
-    def revision(self) -> int:
-        return self._directory.topics.revision
-
-    def by_name(self) -> Mapping[str, DirectoryTopic]:
-        return {topic.name: topic for topic in self._directory.all_topics()}
-
-    def topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
-        return self._directory.topic(reference)
-
-    def epoch_of(self, topic: DirectoryTopic, number: int) -> int:
-        return self._directory.readable(topic, number).leader_epoch
-
-    def writer(self) -> OpenDirectory:
-        if isinstance(self._directory, FollowedDirectory):
-            raise self._directory.refusal()
-        return self._directory
-
-
 class DirectoryServer:
     """One open directory. Thread-safe."""
 
@@ -87,17 +54,21 @@ class DirectoryServer:
         self._polls = Polls(None if self.is_writer else FOLLOW_SECONDS)
         self._records = DirectoryRecords(directory)
         self._tables = DirectoryTables(directory)
-        self._cluster = DirectoryCluster(_Source(directory))
-        self._files = GroupFiles(OsFileSystem(), path)
+        self._cluster = DirectoryCluster(directory)
+        self._files = GroupFiles(directory.filesystem, path)
         self._groups: DirectoryGroups | None = None
         self._appends: AppendQueue | None = None
         self._closing = threading.Event()
         self._looking: threading.Thread | None = None
         if isinstance(directory, OpenDirectory):
-            directory.start()
-            directory.compaction_end = self._tables.expired_end  # type: ignore[method-assign]
-            self._groups = self._make_groups()
+            try:
+                self._groups = self._make_groups()
+            except BaseException:
+                directory.close()
+                raise
             self._appends = AppendQueue(self._records.write, self._visible)
+            directory.compaction_end = self._tables.expired_end  # type: ignore[method-assign]
+            directory.start()
         self._handlers = self._make_handlers()
         self._polled: dict[tuple[str, str], Callable[[Any], tuple[Attempt, float]]] = {
             ("broker", "FetchZeroCopy"): self._records.fetch,
@@ -132,8 +103,7 @@ class DirectoryServer:
 
     def _changing(self, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def handle(request: Any) -> Any:
-            if isinstance(self.directory, FollowedDirectory):
-                raise self.directory.refusal()
+            self.directory.writer()
             try:
                 return handler(request)
             finally:
@@ -207,8 +177,10 @@ class DirectoryServer:
     def produce(self, request: SplicedMessage, done: Callable[[Any, HeadraceError | None], None]) -> None:
         """Append the batches of a ProduceRequest; `done` is called once, perhaps on another thread."""
         if self._appends is None:
-            assert isinstance(self.directory, FollowedDirectory)
-            done(None, self.directory.refusal())
+            try:
+                self.directory.writer()
+            except HeadraceError as error:
+                done(None, error)
         else:
             self._appends.put(request, done)
 
@@ -218,8 +190,7 @@ class DirectoryServer:
 
     def check_writable(self) -> None:
         """Raise DirectoryInUseError if this process only reads the directory."""
-        if isinstance(self.directory, FollowedDirectory):
-            raise self.directory.refusal()
+        self.directory.writer()
 
     def _check_open(self) -> None:
         if self._closing.is_set():
@@ -240,8 +211,8 @@ class DirectoryServer:
 
     def _writing_groups(self) -> DirectoryGroups:
         if self._groups is None:
-            assert isinstance(self.directory, FollowedDirectory)
-            raise self.directory.refusal()
+            self.directory.writer()
+            raise AssertionError("only a writer has groups")
         return self._groups
 
     def _reading_groups(self) -> DirectoryGroups:
@@ -295,6 +266,10 @@ class _Registry:
         self.servers: dict[str, DirectoryServer] = {}
         self.users: dict[str, int] = {}
 
+    def forget(self) -> None:
+        """Begin again, in a child after a fork: the lock may have been held by a thread of the parent."""
+        self.__init__()  # type: ignore[misc]
+
 
 _registry = _Registry()
 
@@ -309,8 +284,8 @@ def acquire(path: str | os.PathLike[str], mode: OpenMode = OpenMode.ANY, *, crea
     real = os.path.realpath(path)
     with _registry.lock:
         server = _registry.servers.get(real)
-        if server is not None and mode is OpenMode.WRITE and isinstance(server.directory, FollowedDirectory):
-            raise server.directory.refusal()
+        if server is not None and mode is OpenMode.WRITE:
+            server.check_writable()
         if server is None:
             server = _registry.servers[real] = DirectoryServer(real, mode, creates=creates)
         _registry.users[real] = _registry.users.get(real, 0) + 1
@@ -334,7 +309,7 @@ def _after_fork() -> None:
     for server in _registry.servers.values():
         if isinstance(server.directory, OpenDirectory):
             server.directory.abandon()
-    _registry.__init__()  # type: ignore[misc]
+    _registry.forget()
 
 
 if hasattr(os, "register_at_fork"):

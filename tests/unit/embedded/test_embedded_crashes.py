@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 from headrace.embedded.catalogue import DirectoryTopic
@@ -80,7 +81,7 @@ def live(filesystem: MemoryFileSystem, ledger: Ledger) -> None:
         append(directory, ledger, 0, [b"%d-%d" % (step, number) for number in range(3)], 3 * step)
         commit(groups, ledger, 3 * step)
         directory._partitions[EVENTS, 0].checkpoint()
-    directory.grow(directory.topics.by_name["events"], 2)
+    directory.change(directory.topics.by_name["events"], lambda events: replace(events, partitions=2))
     ledger.topics["events"] = 2
     append(directory, ledger, 1, [b"second"], 0)
     ledger.deleting = True

@@ -76,8 +76,7 @@ def fetch(
     if config.directory:
         raise ConfigError("a topic is fetched from a cluster, and bootstrap_servers is a directory")
     with LogDirectory(directory) as log, Admin(**settings) as admin:
-        opened = log._server.directory
-        assert isinstance(opened, OpenDirectory), "it is open for writing"
+        opened = log._server.directory.writer()
         described = admin.describe_topic(topic)
         configs = {name: each.value for name, each in admin.describe_config(topic).items() if not each.is_default}
         opened.adopt(topic, described.topic_id, len(described.partitions), configs, admin.describe_cluster().cluster_id)
