@@ -5,6 +5,7 @@ One flush serves all requests that were written before it, of all clients; meanw
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.v1 import broker_pb2
-from headrace.wire.errors import HeadraceError, Outcome, ShuttingDownError, to_detail
+from headrace.wire.errors import HeadraceError, InternalError, Outcome, ShuttingDownError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
 
 Done: TypeAlias = Callable[[broker_pb2.ProduceResponse | None, HeadraceError | None], None]
@@ -20,6 +21,9 @@ Done: TypeAlias = Callable[[broker_pb2.ProduceResponse | None, HeadraceError | N
 
 MANY_REQUESTS = 64
 """Maximum requests that wait for one flush."""
+
+
+_log = logging.getLogger("headrace.embedded")
 
 
 class Written(NamedTuple):
@@ -80,11 +84,11 @@ class AppendQueue:
             request, done = item
             try:
                 written = self._write(request)
-            except HeadraceError as error:
-                done(None, error)
+            except Exception as error:  # The thread serves the next requests whatever happens to this one.
+                done(None, _told(error))
                 continue
             if written.unflushed:
-                self._unflushed.put((written, done if written.waits else _nothing))
+                self._unflushed.put((written, done))
                 if written.waits:
                     continue
             else:
@@ -104,15 +108,21 @@ class AppendQueue:
             for partition in {partition: None for written, _ in found for partition, _ in written.unflushed}:
                 try:
                     partition.flush()
-                except HeadraceError as error:
-                    errors[partition] = error
+                except Exception as error:
+                    errors[partition] = _told(error)
             self._visible({partition for written, _ in found for partition in written.partitions})
             for written, done in found:
+                if not written.waits:
+                    continue  # It was answered before the flush, and the response is the caller's.
                 for partition, result in written.unflushed:
                     if partition in errors:
                         result.error.CopyFrom(to_detail(errors[partition]))
                 done(written.response, None)
 
 
-def _nothing(response: broker_pb2.ProduceResponse | None, error: HeadraceError | None) -> None:
-    """Do nothing: the request was answered before the flush."""
+def _told(error: Exception) -> HeadraceError:
+    """Return what the caller is told of a failure."""
+    if isinstance(error, HeadraceError):
+        return error
+    _log.error("an append failed", exc_info=error)
+    return InternalError(f"the append failed: {error!r}", outcome=Outcome.UNKNOWN)

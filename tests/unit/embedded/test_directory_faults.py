@@ -7,6 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import headrace
 import pytest
+from headrace.embedded.appends import AppendQueue, Written
+from headrace.v1 import broker_pb2
+from headrace.wire.errors import InternalError, StorageOfflineError
+from headrace.wire.zero_copy import SplicedMessage
 
 WAIT = 30
 CLICKS = b"c" * 16
@@ -41,3 +45,69 @@ def test_a_directory_whose_groups_cannot_be_read_can_be_opened_once_they_can(tmp
     (path / "groups" / "g").unlink()
     with headrace.open(path) as log:
         assert log.topics() == ["clicks"]
+
+
+class Appends:
+    """A queue of appends whose work is scripted."""
+
+    def __init__(self, write) -> None:
+        self.queue = AppendQueue(write, lambda partitions: None)
+        self.answers: list[tuple[object, object]] = []
+        self._answered = threading.Semaphore(0)
+
+    def put(self) -> tuple[object, object]:
+        self.queue.put(SplicedMessage(broker_pb2.ProduceRequest(), []), self._done)
+        assert self._answered.acquire(timeout=WAIT)
+        return self.answers[-1]
+
+    def _done(self, response: object, error: object) -> None:
+        self.answers.append((response, error))
+        self._answered.release()
+
+
+class FailingPartition:
+    """A partition of which no flush succeeds."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def flush(self) -> None:
+        raise self.error
+
+
+def test_appends_go_on_after_an_error_that_nobody_expected():
+    failures = iter([ZeroDivisionError("a bug")])
+
+    def write(request: SplicedMessage) -> Written:
+        for error in failures:
+            raise error
+        return Written(broker_pb2.ProduceResponse(), [], [], True)
+
+    appends = Appends(write)
+    response, error = appends.put()
+    assert response is None
+    assert isinstance(error, InternalError)
+    assert "a bug" in error.message
+    assert appends.put()[1] is None
+    appends.queue.close()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("failure", [StorageOfflineError("the disk is gone"), ZeroDivisionError("a bug")])
+def test_a_failed_flush_is_told_to_those_who_wait_for_it(waits, failure):
+    responses: list[broker_pb2.ProduceResponse] = []
+
+    def write(request: SplicedMessage) -> Written:
+        response = broker_pb2.ProduceResponse()
+        result = response.topics.add().partitions.add()
+        responses.append(response)
+        partition = FailingPartition(failure)
+        return Written(response, [partition], [(partition, result)], waits)  # type: ignore[list-item]
+
+    appends = Appends(write)
+    for _ in range(2):
+        assert appends.put()[1] is None
+    appends.queue.close()
+    assert len(appends.answers) == 2, "each is answered once"
+    for response in responses:
+        assert response.topics[0].partitions[0].HasField("error") == waits
