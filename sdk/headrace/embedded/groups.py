@@ -152,7 +152,8 @@ class DirectoryGroups:
         """Compute the next state until nothing is left, and note whose assignments have changed."""
         before, now = entry.group, time.monotonic()
         left = list(leaving)
-        while True:
+        refused: HeadraceError | None = None
+        while refused is None:
             result = transition(
                 entry.group,
                 heartbeats=beats,
@@ -171,12 +172,14 @@ class DirectoryGroups:
                 if (error := result.errors.get(beat.member.member_id)) is not None:
                     if beat.member.member_id not in entry.group.members:
                         entry.seen.pop(beat.member.member_id, None)
-                    raise error
+                    refused = error
             beats = [beat for beat in beats if beat.member.member_id in result.deferred]
             left = [each for each in left if each.member_id in result.deferred]
             if not beats and not left:
                 break
         self._note_changes(group_id, entry, before, now)
+        if refused is not None:
+            raise refused
 
     def _note_changes(self, group_id: str, entry: _Entry, before: Group, now: float) -> None:
         after = entry.group

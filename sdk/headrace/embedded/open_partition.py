@@ -208,7 +208,9 @@ class DirectoryPartition:
     # --- what a start reads ---
 
     def checkpoint(self) -> None:
-        """Write how far the log is durable, if that is due, and the producers."""
+        """Write how far the log is durable, if that is due, and the producers without those that have expired."""
+        with self.lock:
+            self.producers.expire(time.time_ns() // 1_000_000)
         now_ms = time.monotonic_ns() // 1_000_000
         self.log.durability.checkpoint(now_ms, self.visible_end)
         if self._snapshot.is_due(self.log_end_offset, self.log.size_bytes, now_ms):

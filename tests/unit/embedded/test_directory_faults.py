@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import headrace
 import pytest
 from headrace.embedded.appends import AppendQueue, Written
-from headrace.v1 import broker_pb2
-from headrace.wire.errors import InternalError, StorageOfflineError
+from headrace.embedded.group_offsets import GroupFiles
+from headrace.embedded.groups import DirectoryGroups
+from headrace.embedded.open_partition import LIMITS, DirectoryPartition
+from headrace.groups.assignors import AssignableTopic
+from headrace.log.os_filesystem import OsFileSystem
+from headrace.v1 import broker_pb2, groups_pb2
+from headrace.wire.encoding import encode_batch
+from headrace.wire.errors import FencedMemberEpochError, InternalError, StorageOfflineError
 from headrace.wire.zero_copy import SplicedMessage
 
 WAIT = 30
@@ -111,3 +118,50 @@ def test_a_failed_flush_is_told_to_those_who_wait_for_it(waits, failure):
     assert len(appends.answers) == 2, "each is answered once"
     for response in responses:
         assert response.topics[0].partitions[0].HasField("error") == waits
+
+
+def heartbeat(groups: DirectoryGroups, member_id: bytes, epoch: int = 0) -> groups_pb2.HeartbeatResponse:
+    attempt, _ = groups.heartbeat(
+        groups_pb2.HeartbeatRequest(
+            group_id="g", member_id=member_id, member_epoch=epoch, topics=["clicks"], session_timeout_ms=30_000,
+            rebalance_timeout_ms=30_000,
+        )
+    )  # fmt: skip
+    response = attempt(True)
+    assert response is not None
+    return response
+
+
+def test_a_refused_heartbeat_does_not_hide_from_others_what_they_are_assigned(tmp_path):
+    topics = {"clicks": AssignableTopic(CLICKS, "clicks", 2)}
+    groups = DirectoryGroups(GroupFiles(OsFileSystem(), str(tmp_path)), lambda: topics)
+    first, second = b"1" * 16, b"2" * 16
+    heartbeat(groups, first)
+    heartbeat(groups, second)
+    for _ in range(3):
+        known = {each: heartbeat(groups, each, heartbeat(groups, each).member_epoch) for each in (first, second)}
+    topics["clicks"] = AssignableTopic(CLICKS, "clicks", 4)
+    with pytest.raises(FencedMemberEpochError):
+        heartbeat(groups, first, known[first].member_epoch + 1_000)
+    entry = groups._groups["g"]
+    owned = {each: entry.group.owned_by(each) for each in (first, second)}
+    for each, before in known.items():
+        held = sum(len(topic.partitions) for topic in before.assigned)
+        assert (entry.revisions[each] > before.revision) == (len(owned[each]) != held)
+    assert sum(map(len, owned.values())) == 4
+
+
+def test_producers_that_are_silent_are_forgotten(tmp_path, monkeypatch):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks")
+        directory = log._server.directory
+        partition = directory.readable(next(iter(directory.all_topics())), 0)
+        assert isinstance(partition, DirectoryPartition)
+        batch = encode_batch([b"1"], base_timestamp_ms=1, producer_id=9, producer_epoch=0, base_sequence=0)
+        assert partition.append([batch]).error is None
+        partition.checkpoint()
+        assert len(partition.producers._producers) == 1
+        later = time.time_ns() + (LIMITS.producer_expiry_ms + 1) * 1_000_000
+        monkeypatch.setattr("headrace.embedded.open_partition.time.time_ns", lambda: later)
+        partition.checkpoint()
+        assert not partition.producers._producers
