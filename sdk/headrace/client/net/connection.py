@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from headrace.client.base.operations import (
     execute_loop,
 )
 from headrace.client.base.request_ids import operation_metadata
+from headrace.client.net.call_future import CallFuture
 from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
@@ -298,16 +298,16 @@ class Connections:
             raise error
         return token
 
-    def _start_authorized(self, call: Call) -> "AuthorizedFuture":
+    def _start_authorized(self, call: Call) -> CallFuture:
         assert self.sessions is not None
-        future = AuthorizedFuture()
+        future = CallFuture()
 
         def attempt(token: str, ended: Ended) -> None:
             if future.cancelled():
                 ended(None, ClosedError(self._what))
                 return
             started = self._start(call, token)
-            future.begun(started)
+            future.begun(started.cancel)
             started.add_done_callback(partial(_future_ended, ended))
 
         self.sessions.begin(call.address, call.timeout, attempt, future.ended)
@@ -322,37 +322,6 @@ class Connections:
     def _run_exchange(self, step: Any) -> Any:
         """Run one step of an exchange; its calls carry no token."""
         return self._call(step, "") if isinstance(step, Call) else self.run_step(step)
-
-
-class AuthorizedFuture(Future[Any]):
-    """Future of a call that begins when the session is open, and may be made twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._call: Any = None
-
-    def begun(self, call: Any) -> None:
-        """Keep the future of the call in flight, which `cancel` cancels."""
-        self._call = call
-        if self.cancelled():
-            call.cancel()
-
-    def cancel(self) -> bool:
-        """Cancel the call in flight, or do not begin it."""
-        is_cancelled = super().cancel()
-        if self._call is not None:
-            self._call.cancel()
-        return is_cancelled
-
-    def ended(self, answer: Any, error: Exception | None) -> None:
-        """Set the result; ignored after `cancel`."""
-        try:
-            if error is None:
-                self.set_result(answer)
-            else:
-                self.set_exception(error)
-        except InvalidStateError:
-            return
 
 
 def _future_ended(ended: Callable[[Any, Exception | None], None], future: "grpc.Future[Any]") -> None:

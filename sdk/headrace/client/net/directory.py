@@ -7,21 +7,18 @@ client makes calls on its own thread, an asyncio client in threads of the event 
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import BeginCall, Call, InvokeCallback, Pause, StartCall, WaitUntil
+from headrace.client.net.call_future import CallFuture
 from headrace.client.net.native_calls import Done, MakeRequest
 from headrace.embedded.server import DirectoryServer, acquire, release
 from headrace.v1 import broker_pb2
 from headrace.wire.attachments import splice_produce
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame, Header, Kind, MethodCode
-
-if TYPE_CHECKING:
-    pass
 
 
 class DirectoryProduce:
@@ -142,35 +139,7 @@ class DirectoryConnections:
         self._check_open()
         return self._server.begin(self, call.service, call.method, call.request, ended)
 
-    def _start(self, call: Call) -> "DirectoryCall":
-        future = DirectoryCall()
+    def _start(self, call: Call) -> CallFuture:
+        future = CallFuture()
         future.begun(self._begin(call, future.ended))
         return future
-
-
-class DirectoryCall(Future[Any]):
-    """Future of a call."""
-
-    _cancel: Callable[[], None] = staticmethod(_nothing)
-
-    def begun(self, cancel: Callable[[], None]) -> None:
-        """Keep what cancels the call."""
-        self._cancel = cancel
-        if self.cancelled():
-            cancel()
-
-    def cancel(self) -> bool:
-        """Cancel the call, if it waits."""
-        is_cancelled = super().cancel()
-        self._cancel()
-        return is_cancelled
-
-    def ended(self, answer: Any, error: Exception | None) -> None:
-        """Set the result; ignored after `cancel`."""
-        try:
-            if error is None:
-                self.set_result(answer)
-            else:
-                self.set_exception(error)
-        except InvalidStateError:
-            return

@@ -10,7 +10,8 @@ import headrace.aio
 import pytest
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import BeginCall, Call, StartCall
-from headrace.client.net.connection import AuthorizedFuture, Connections
+from headrace.client.net.call_future import CallFuture
+from headrace.client.net.connection import Connections
 from headrace.client.net.sessions import UnsentCallError
 from headrace.v1 import cluster_pb2
 from headrace.wire.columns import encode_batch
@@ -325,11 +326,11 @@ def test_a_cancelled_future_cancels_its_call_and_drops_its_result():
         def cancel(self):
             calls.append("cancelled")
 
-    early, late = AuthorizedFuture(), AuthorizedFuture()
-    early.begun(Running())
+    early, late = CallFuture(), CallFuture()
+    early.begun(Running().cancel)
     early.cancel()
     late.cancel()
-    late.begun(Running())
+    late.begun(Running().cancel)
     late.ended("answer", None)
     assert calls == ["cancelled", "cancelled"]
     assert early.cancelled()
