@@ -15,12 +15,11 @@ from headrace.log.checkpoint import Mark
 from headrace.log.log import PartitionLog
 from headrace.log.log_compaction import Kept
 from headrace.log.log_reader import LogReader
-from headrace.partition.batch_checks import AppendResult, check_produced, find_compressed, inflatable
+from headrace.partition.batch_checks import AppendResult, Run, check_produced, find_compressed, inflatable, parts_of
 from headrace.partition.log_settings import log_settings
 from headrace.partition.producer_recovery import SnapshotClock, rebuild_producers
 from headrace.partition.producers import ProducerWindows
-from headrace.wire.batch import BatchHeader, read_header
-from headrace.wire.batch_runs import BatchRun
+from headrace.wire.batch import read_header
 from headrace.wire.columns import check_columns
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
@@ -151,28 +150,15 @@ class DirectoryPartition:
                     found[index] = error
         return found or None
 
-    def _write(self, run: list[tuple[bytes, BatchHeader]] | BatchRun, now_ms: int, result: AppendResult) -> None:
+    def _write(self, run: Run, now_ms: int, result: AppendResult) -> None:
         end = int(self.log.append(run, leader_epoch=self.leader_epoch, append_timestamp_ms=now_ms))
-        if isinstance(run, BatchRun):
-            self._note(*run.producer, run.record_count, end, now_ms, len(run))
-            first, end = end, end + len(run) * run.record_count
-            result.base_offsets += range(first, end, run.record_count)
-        else:
-            for _, header in run:
-                producer = header.producer_id, header.producer_epoch, header.base_sequence
-                self._note(*producer, header.record_count, end, now_ms, 1)
-                result.base_offsets.append(end)
-                end += header.record_count
+        for batches, records, _, producer in parts_of(run):
+            if producer[0] >= 0:
+                self.producers.record(*producer, records, base_offset=end, at_ms=now_ms, batches=batches)
+            first, end = end, end + batches * records
+            result.base_offsets += range(first, end, records)
         result.end_offset = max(result.end_offset, end)
         result.append_timestamp_ms = now_ms
-
-    def _note(
-        self, producer_id: int, epoch: int, sequence: int, records: int, base_offset: int, now_ms: int, batches: int
-    ) -> None:
-        if producer_id >= 0:
-            self.producers.record(
-                producer_id, epoch, sequence, records, base_offset=base_offset, at_ms=now_ms, batches=batches
-            )
 
     def flush(self) -> None:
         """Make what was appended durable. Raises StorageOfflineError."""

@@ -42,7 +42,6 @@ class DirectoryTableState:
         self._partition = partition
         self.rows = RowOffsets()
         self._start_offset = 0
-        self._crc = 0
         self._epoch = -1
         self._batches = PartitionBatches(cache)
 

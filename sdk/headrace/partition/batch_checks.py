@@ -6,10 +6,10 @@ reader can decode a valid batch, unless its topic has `validate=header`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from headrace.wire.errors import (
 )
 from headrace.wire.typed.payload import read_directory
 from headrace.wire.typed.topic_columns import parse_columns, writable
+
+Run: TypeAlias = list[tuple[bytes, BatchHeader]] | BatchRun
+"""Checked batches that one write appends."""
 
 _UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL | BatchFlags.COMPACTED)
 _KEYS_AND_NULLS = int(BatchFlags.KEYS | BatchFlags.NULL_KEYS)
@@ -78,6 +81,17 @@ class AppendResult:
             self.log_start_offset = later.log_start_offset
 
 
+def parts_of(run: Run) -> Iterator[tuple[int, int, int, tuple[int, int, int]]]:
+    """Yield for each part of a run: number of batches, records of each, bytes, and id, epoch and base sequence."""
+    if isinstance(run, BatchRun):
+        yield len(run), run.record_count, len(run.data), run.producer
+        return
+    for _, header in run:
+        yield 1, header.record_count, header.batch_bytes, (
+            header.producer_id, header.producer_epoch, header.base_sequence,
+        )  # fmt: skip
+
+
 def check_produced(
     batches: Sequence[bytes],
     result: AppendResult,
@@ -88,7 +102,7 @@ def check_produced(
     now_ms: int,
     compressed: Mapping[int, HeadraceError | None] | None = None,
     check_producer: Callable[[int], None] = lambda producer_id: None,
-) -> list[tuple[bytes, BatchHeader]] | BatchRun:
+) -> Run:
     """Check the batches that `result` does not have yet, and return a run that one write appends.
 
     `compressed` is the result of inflating compressed batches by index; `None` if there is nothing to inflate.

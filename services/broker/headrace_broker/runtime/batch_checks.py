@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headrace.partition.batch_checks import AppendResult, check_produced, inflatable
+from headrace.partition.batch_checks import AppendResult, Run, check_produced, inflatable
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.batch import BatchHeader
-from headrace.wire.batch_runs import BatchRun
 from headrace.wire.columns import check_columns
 from headrace.wire.errors import HeadraceError
 from headrace_server.identity.gate import access
@@ -30,7 +29,7 @@ def check_run(
     committed: bool,
     now_ms: int,
     compressed: Mapping[int, HeadraceError | None] | None = None,
-) -> list[tuple[bytes, BatchHeader]] | BatchRun:
+) -> Run:
     """Check as `check_produced`, after the replica: raises its error.
 
     `compressed` is the result of `check_compressed` by index; `None` if there is nothing to inflate.

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from headrace.partition.batch_checks import AppendResult, find_compressed
-from headrace.wire.batch import BatchHeader
-from headrace.wire.batch_runs import BatchRun
+from headrace.partition.batch_checks import AppendResult, Run, find_compressed, parts_of
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, StorageOfflineError, TimedOutError
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.calls import CALLER
@@ -26,9 +24,6 @@ from headrace_broker.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
-
-Run: TypeAlias = Sequence[tuple[bytes, BatchHeader]] | BatchRun
-"""Checked batches that one write appends."""
 
 
 class AcknowledgementWaits:
@@ -185,7 +180,7 @@ class PartitionAppender:
         size_bytes = 0
         actions: list[Action] = []
         end = base
-        for batches, records, header_bytes, producer in _parts(run):
+        for batches, records, header_bytes, producer in parts_of(run):
             first, end = end, end + batches * records
             actions += self._partition.tell_core(Appended(Offset(first), Offset(end), *producer, at_ms, batches))
             result.base_offsets += range(first, end, records)
@@ -208,13 +203,3 @@ class PartitionAppender:
         result.error = error
         if isinstance(error, StorageOfflineError) and self._replica.role is Role.LEADING:
             self._partition.fail(error)
-
-
-def _parts(run: Run) -> Iterator[tuple[int, int, int, tuple[int, int, int]]]:
-    """Yield for each event of the core: number of batches, records of each, bytes, and fields of the producer."""
-    if isinstance(run, BatchRun):
-        yield len(run), run.record_count, len(run.data), run.producer
-        return
-    for _, header in run:
-        producer = header.producer_id, header.producer_epoch, header.base_sequence
-        yield 1, header.record_count, header.batch_bytes, producer
