@@ -65,7 +65,9 @@ class FollowedLog:
             return
         is_rolled = before is None or state is None or bounds.end_segment != before.end_segment
         is_cut = before is not None and (
-            bounds.leader_epoch != before.leader_epoch or bounds.end_offset < before.end_offset
+            bounds.leader_epoch != before.leader_epoch
+            or bounds.end_offset < before.end_offset
+            or bounds.deletions_end != before.deletions_end
         )
         if is_rolled or is_cut or state is None:
             self._read_directory(bounds)
@@ -172,13 +174,15 @@ class FollowedPartition:
         self.number = number
         self.log = log
         self.leader_epoch = 0
+        self.missed_deletions_end = 0
+        """See `ReadablePartition`."""
         self.lock = threading.RLock()
 
     def follow(self, bounds: SharedBounds) -> None:
         """Adopt new bounds."""
         with self.lock:
             self.log.follow(bounds)
-            self.leader_epoch = bounds.leader_epoch
+            self.leader_epoch, self.missed_deletions_end = bounds.leader_epoch, bounds.deletions_end
 
     @property
     def reader(self) -> LogReader:

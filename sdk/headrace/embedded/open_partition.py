@@ -57,7 +57,9 @@ class DirectoryPartition:
             expiry_ms=LIMITS.producer_expiry_ms,
             retry_window_ms=LIMITS.producer_retry_window_ms,
         )
-        self._shown = (-1, -1)
+        self.deletions_end = log.deletions_end
+        """Of the log, raised only when a compaction has ended: who reads meanwhile sees it change afterwards."""
+        self._shown = (-1, -1, -1)
         self._snapshot = SnapshotClock(
             rebuild_producers(self.producers, log), log.size_bytes, time.monotonic_ns() // 1_000_000
         )
@@ -72,6 +74,9 @@ class DirectoryPartition:
         """End of the records that are acknowledged and visible: the high watermark of clients."""
         return int(self.log.flushed_offset if self.topic.config.counts_flushed else self.log.log_end_offset)
 
+    missed_deletions_end = 0
+    """As of `FollowedPartition`. The log is compacted only below what the state of its table has read."""
+
     @property
     def visible_mark(self) -> Mark:
         """Place of `visible_end` in the files."""
@@ -79,7 +84,7 @@ class DirectoryPartition:
 
     def is_changed(self) -> bool:
         """Return whether the bounds have changed since the last call."""
-        shown, self._shown = self._shown, (self.visible_end, self.log_start_offset)
+        shown, self._shown = self._shown, (self.visible_end, self.log_start_offset, self.deletions_end)
         return shown != self._shown
 
     @property
@@ -189,7 +194,10 @@ class DirectoryPartition:
         if compaction.is_due(now_ms, end_offset):
             with self.lock:
                 kept = Kept(self.producers.retried_batches(now_ms), self.producers.retry_window_ms)
-            compaction.compact(now_ms, end_offset, kept)
+            try:
+                compaction.compact(now_ms, end_offset, kept)
+            finally:
+                self.deletions_end = self.log.deletions_end
 
     # --- what a start reads ---
 

@@ -167,12 +167,15 @@ class OpenDirectory:
     def show(self, partitions: Iterable[DirectoryPartition] | None = None) -> None:
         """Let readers in other processes see what has become visible, in some partitions or in all."""
         for partition in list(self._partitions.values()) if partitions is None else partitions:
-            if partition.is_changed():
-                topic_id, number = partition.topic.topic_id, partition.number
-                with self._lock:
-                    if (topic_id, number) in self._partitions:
-                        self._bounds.write(topic_id, number, _bounds_of(partition))
+            self._show(partition)
         self._appended.set()
+
+    def _show(self, partition: DirectoryPartition) -> None:
+        if partition.is_changed():
+            topic_id, number = partition.topic.topic_id, partition.number
+            with self._lock:
+                if (topic_id, number) in self._partitions:
+                    self._bounds.write(topic_id, number, _bounds_of(partition))
 
     # --- topics ---
 
@@ -263,6 +266,7 @@ class OpenDirectory:
                 partition.retain(now_ms)
             if compacts and partition.topic.config.compacts:
                 partition.compact(now_ms, self.compaction_end(partition))
+            self._show(partition)
         except REFUSALS as error:
             _log.debug("%s-%d: %s", partition.topic.name, partition.number, error)
         except HeadraceError as error:
@@ -300,8 +304,9 @@ class OpenDirectory:
 def _bounds_of(partition: DirectoryPartition) -> SharedBounds:
     mark = partition.visible_mark
     return SharedBounds(
-        partition.leader_epoch, min(partition.log_start_offset, mark.offset), mark.offset, mark.segment, mark.position
-    )
+        partition.leader_epoch, min(partition.log_start_offset, mark.offset), mark.offset, mark.segment, mark.position,
+        partition.deletions_end,
+    )  # fmt: skip
 
 
 def _identity_of(path: str, filesystem: FileSystem, *, creates: bool) -> tuple[str, bool]:

@@ -33,6 +33,8 @@ class ReadablePartition(Protocol):
     topic: DirectoryTopic
     number: int
     leader_epoch: int
+    missed_deletions_end: int
+    """Changes when records were removed that a reader of the log may have missed: deletions, below this offset."""
 
     @property
     def reader(self) -> LogReader:

@@ -3,7 +3,7 @@
     0   header   magic "HRBD", version, process id of the writer, session (one more each time it is opened), revision of
                  the topics, number of slots, then the CRC32C of these
     64  slots    of 96 bytes: topic id, partition, leader epoch, log start, visible end, and of that the base offset of
-                 its segment and the position in the file, then the CRC32C of these
+                 its segment and the position in the file, and the end of removed deletions; then the CRC32C of these
 
 A reader that finds a wrong CRC reads again: the writer is changing the slot. Numbers are little-endian.
 """
@@ -25,7 +25,7 @@ VERSION = 1
 _MAGIC = b"HRBD"
 _HEADER = struct.Struct("<4sIqqqI")
 _HEADER_BYTES = 64
-_SLOT = struct.Struct("<16siiqqqq")
+_SLOT = struct.Struct("<16siiqqqqq")
 _SLOT_BYTES = 96
 _CRC = struct.Struct("<I")
 _SPARE_SLOTS = 64
@@ -44,6 +44,8 @@ class SharedBounds(NamedTuple):
     """Base offset of the segment that they end in."""
     end_position: int
     """Where they end in its file."""
+    deletions_end: int
+    """Below it, deletions were removed by compaction; see `LogCompaction.deletions_end`."""
 
 
 class DirectoryState(NamedTuple):

@@ -43,13 +43,16 @@ class DirectoryTableState:
         self.rows = RowOffsets()
         self._start_offset = 0
         self._epoch = -1
+        self._deletions_end = 0
         self._batches = PartitionBatches(cache)
 
     def catch_up(self) -> int:
         """Continue the state up to what is visible, and return that. Raises CorruptLogError, StorageOfflineError."""
         partition, end_offset = self._partition, self._partition.visible_end
-        if self._epoch != partition.leader_epoch or not (
-            partition.log_start_offset <= self.rows.end_offset <= partition.log_end_offset
+        if (
+            self._epoch != partition.leader_epoch
+            or self._deletions_end != partition.missed_deletions_end
+            or not partition.log_start_offset <= self.rows.end_offset <= partition.log_end_offset
         ):
             self._begin()
         while self._start_offset < partition.log_start_offset:
@@ -71,7 +74,7 @@ class DirectoryTableState:
     def _begin(self) -> None:
         self.rows = RowOffsets()
         self.rows.end_offset = self._start_offset = self._partition.log_start_offset
-        self._epoch = self._partition.leader_epoch
+        self._epoch, self._deletions_end = self._partition.leader_epoch, self._partition.missed_deletions_end
         self._batches.clear()
 
     def _forget_below(self, start_offset: int) -> None:

@@ -9,14 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 import headrace
 import pytest
 from headrace.embedded.appends import AppendQueue, Written
+from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
+from headrace.embedded.tables import DirectoryTableState
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.os_filesystem import OsFileSystem
+from headrace.partition.batch_cache import BatchCache
 from headrace.v1 import broker_pb2, groups_pb2
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import FencedMemberEpochError, InternalError, StorageOfflineError
+from headrace.wire.table_keys import table_key
 from headrace.wire.zero_copy import SplicedMessage
 
 WAIT = 30
@@ -165,3 +169,29 @@ def test_producers_that_are_silent_are_forgotten(tmp_path, monkeypatch):
         monkeypatch.setattr("headrace.embedded.open_partition.time.time_ns", lambda: later)
         partition.checkpoint()
         assert not partition.producers._producers
+
+
+def test_a_follower_of_a_table_misses_no_deletion_that_was_removed_meanwhile(tmp_path):
+    path = str(tmp_path / "events")
+    with headrace.open(path) as log:
+        log.admin.create_topic("users", config={"cleanup_policy": "compact", "table": "yes"})
+        topic = next(iter(log._server.directory.all_topics()))
+        partition = log._server.directory.readable(topic, 0)
+        followed = FollowedDirectory(path)
+        state = DirectoryTableState(followed.readable(topic, 0), BatchCache(1 << 20))
+        with log.producer() as producer:
+            producer.send("users", b"1", key=table_key(b"gone", b"c")).result(WAIT)
+            producer.send("users", b"2", key=table_key(b"kept", b"c")).result(WAIT)
+            followed.readable(topic, 0)
+            assert state.catch_up() == 2
+            assert state.rows.columns == 2
+            producer.send("users", None, key=table_key(b"gone", b"c")).result(WAIT)
+            partition.log.close_below(partition.visible_end)
+            partition.compact(1 << 50, partition.visible_end)
+            assert partition.log.deletions_end > 0
+            producer.send("users", b"3", key=table_key(b"last", b"c")).result(WAIT)
+        log._server.directory._care(partition, retains=False, compacts=False)
+        followed.readable(topic, 0)
+        assert state.catch_up() == partition.visible_end
+        assert state.rows.columns == 2, "the deleted key is gone, another one has come"
+        followed.close()
