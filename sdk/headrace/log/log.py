@@ -33,10 +33,10 @@ from headrace.log.scan import ChainPoint, check_next
 from headrace.log.segments import SegmentList
 from headrace.log.settings import LogSettings
 from headrace.log.timestamps import TimestampedOffset, TimestampKind
-from headrace.wire.batch import BatchHeader, iter_batches
+from headrace.wire.batch import MAX_COMPACTED_OFFSETS, STAMP_BYTES, BatchHeader, iter_batches, read_header, stamp
 from headrace.wire.batch_runs import BatchRun
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import CorruptBatchError, HeadraceError
+from headrace.wire.errors import CorruptBatchError, DivergedLogError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import LeaderEpoch, Offset
 
 __all__ = ["PartitionLog", "RecoveryReport", "TimestampKind", "TimestampedOffset"]
@@ -258,6 +258,42 @@ class PartitionLog:
             )
             return headers
 
+    def append_copies(self, batches: Sequence[ReadableBuffer], *, leader_epoch: int) -> list[BatchHeader]:
+        """Append batches of another log with their offsets, append timestamps and chain; return their headers.
+
+        Only their leader epoch is replaced, by that of this log's leader, because epochs are of one cluster. Nothing is
+        appended unless all batches are whole and continue the log.
+
+        Raises:
+            OffsetOutOfRangeError: If they do not begin at the log end.
+            DivergedLogError: If their chain does not continue that of the log.
+            CorruptBatchError: If a checksum is wrong.
+            StorageFullError, StorageOfflineError: As `append`.
+        """
+        with self._turn:
+            self._writer.check_writable()
+            last_epoch = self._epochs.last_epoch
+            assert leader_epoch >= last_epoch, f"epoch {leader_epoch} after {last_epoch}"
+            headers = list(_check_copies(batches, self.end))
+            if leader_epoch > last_epoch or self.durability.epochs_due:
+                self._start_epoch(leader_epoch)
+            for first, end in _written_together(headers):
+                run = headers[first:end]
+                buffers: list[bytes | memoryview] = []
+                for header, batch in zip(run, batches[first:end], strict=True):
+                    buffers.append(
+                        stamp(
+                            header, base_offset=header.base_offset, append_timestamp_ms=header.append_timestamp_ms,
+                            leader_epoch=leader_epoch, previous_crc=header.previous_crc,
+                        )
+                    )  # fmt: skip
+                    buffers.append(memoryview(batch)[STAMP_BYTES:])
+                size_bytes = sum(header.batch_bytes for header in run)
+                offsets = run[-1].end_offset - run[0].base_offset
+                segment = self._writer.segment_for(size_bytes, offsets, run[0].append_timestamp_ms)
+                self._writer.write(segment, buffers, run, size_bytes=size_bytes, leader_epoch=leader_epoch)
+            return headers
+
     def roll_if_due(self, at_ms: int) -> bool:
         """Close the active segment if its first batch is old enough at `at_ms` (`LogSettings.roll_ms`)."""
         with self._turn:
@@ -418,3 +454,38 @@ class PartitionLog:
                         self.durability.release(segment)
                         self._files.forget(segment.path)
                         segment.index.drop()
+
+
+def _check_copies(batches: Sequence[ReadableBuffer], before: ChainPoint) -> Iterator[BatchHeader]:
+    """Yield the headers of batches that continue a log that ends at `before`."""
+    for batch in batches:
+        header = read_header(batch)
+        if header.base_offset != before.offset:
+            raise OffsetOutOfRangeError(
+                f"a copied batch begins at offset {header.base_offset}, and the log ends at {before.offset}",
+                outcome=Outcome.NOT_APPLIED,
+                action="Continue at the end of the log.",
+            )
+        if header.previous_crc != before.crc:
+            raise DivergedLogError(
+                f"the copied batch at offset {before.offset} follows another record than the last one of this log",
+                outcome=Outcome.NOT_APPLIED,
+            )
+        if header.batch_bytes != len(batch):
+            raise CorruptBatchError(f"batch_bytes is {header.batch_bytes}, but {len(batch)} bytes came")
+        wrong = check_next(memoryview(batch), header, before._replace(epoch=LeaderEpoch(-1)))
+        if wrong:
+            raise CorruptBatchError(f"a copied batch does not fit at offset {before.offset}: {wrong}")
+        before = ChainPoint.after(header)
+        yield header
+
+
+def _written_together(headers: Sequence[BatchHeader]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of the batches that fit into one segment by their offsets."""
+    first = 0
+    for index, header in enumerate(headers):
+        if index > first and header.end_offset - headers[first].base_offset > MAX_COMPACTED_OFFSETS:
+            yield first, index
+            first = index
+    if headers:
+        yield first, len(headers)

@@ -32,6 +32,8 @@ from headrace.wire.errors import (
     HeadraceError,
     InvalidRequestError,
     InvalidTimestampError,
+    Outcome,
+    ReadOnlyTopicError,
     UnsupportedCodecError,
 )
 from headrace.wire.typed.payload import read_directory
@@ -69,6 +71,8 @@ class AppendResult:
     leader_epoch: int = -1
     append_seconds: float = 0.0  # duration of check and write, without waiting for others
     error: HeadraceError | None = None  # the error that stopped the append
+    log_end_offset: int = 0  # of copied batches: where the next one begins
+    log_end_crc: int = 0  # of copied batches: the chain value there
 
     def add(self, later: AppendResult) -> None:
         """Add the result of the later batches, which were appended under the same leader epoch or not at all."""
@@ -112,6 +116,10 @@ def check_produced(
     raised when it is the first of the next run.
     Raises the error of the first batch; nothing of the run is appended then.
     """
+    if config.mirror:
+        raise ReadOnlyTopicError(
+            f"the topic is read only: mirror {config.mirror} copies it from elsewhere", outcome=Outcome.NOT_APPLIED
+        )
     if not result.base_offsets:  # Only once, so that many short runs do not read the same batches again and again.
         run = _small_run(batches, producers, config, limits, now_ms, check_producer)
         if run is not None:

@@ -8,6 +8,7 @@ prints the reference page.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,7 @@ DAY_MS = 86_400_000
 CENTURY_MS = 36_525 * DAY_MS
 CODECS = tuple(codec.name.lower() for codec in Codec)
 POLICIES = ("compact", "delete")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class Durability(StrEnum):
@@ -55,7 +57,7 @@ class ConfigDefinition:
 
     name: str
     kind: str
-    """`integer`, `choice`, `choices` (several, separated by commas), `placement` or `columns`."""
+    """`integer`, `fraction`, `choice`, `choices` (several, separated by commas), `name`, `placement` or `columns`."""
     default: int | str
     minimum: int = 0
     maximum: int = INT64_MAX
@@ -83,6 +85,10 @@ class ConfigDefinition:
             return str(parse_columns(text)) if text else ""
         if self.kind == "fraction":
             return self._parse_fraction(text)
+        if self.kind == "name":
+            if text and not _NAME.fullmatch(text):
+                raise self._error(text, "is not a name")
+            return text
         try:
             value = int(text)
         except ValueError:
@@ -112,6 +118,8 @@ class ConfigDefinition:
             return "columns like `page string required, user int64`"
         if self.kind == "fraction":
             return "0 .. 1"
+        if self.kind == "name":
+            return "1 to 100 letters, digits, `.`, `_` and `-`, or nothing"
         return f"{self.minimum} .. {'2^63 - 1' if self.maximum == INT64_MAX else self.maximum}"
 
     def _error(self, text: str, problem: str) -> InvalidConfigError:
@@ -263,6 +271,11 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         documentation="Calls on the topic's records that the audit log has: read, write, all or none. Those of one "
         "user in a second are one event with their number. The posture must be observe or required.",
     ),
+    ConfigDefinition(
+        "mirror", "name", "",
+        documentation="Name of the mirror that copies the topic from another cluster or a directory. While it is set, "
+        "producers and tables are refused, and only copies are appended; headrace mirror promote removes it.",
+    ),
 )  # fmt: skip
 
 CONFIGS: dict[str, ConfigDefinition] = {definition.name: definition for definition in CONFIG_TABLE}
@@ -299,6 +312,7 @@ class TopicConfig:
     validate: Validation = Validation.COLUMNS
     allowed_codecs: str = ",".join(CODECS)
     audit: AuditedCalls = AuditedCalls.NONE
+    mirror: str = ""
 
     @property
     def placement_policy(self) -> PlacementPolicy:

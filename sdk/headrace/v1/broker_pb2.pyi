@@ -40,16 +40,18 @@ OFFSET_SPEC_PRODUCER: OffsetSpec
 OFFSET_SPEC_PRODUCER_FAMILY: OffsetSpec
 
 class ProduceRequest(_message.Message):
-    __slots__ = ("client_id", "acks", "timeout_ms", "topics")
+    __slots__ = ("client_id", "acks", "timeout_ms", "topics", "as_copies")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     ACKS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    AS_COPIES_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     acks: Acks
     timeout_ms: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicProduce]
-    def __init__(self, client_id: _Optional[str] = ..., acks: _Optional[_Union[Acks, str]] = ..., timeout_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicProduce, _Mapping]]] = ...) -> None: ...
+    as_copies: bool
+    def __init__(self, client_id: _Optional[str] = ..., acks: _Optional[_Union[Acks, str]] = ..., timeout_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicProduce, _Mapping]]] = ..., as_copies: bool = ...) -> None: ...
 
 class TopicProduce(_message.Message):
     __slots__ = ("topic", "partitions")
@@ -60,20 +62,22 @@ class TopicProduce(_message.Message):
     def __init__(self, topic: _Optional[_Union[_topics_pb2.TopicRef, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[PartitionProduce, _Mapping]]] = ...) -> None: ...
 
 class PartitionProduce(_message.Message):
-    __slots__ = ("partition", "leader_epoch", "batches", "records", "producer", "batch_sizes")
+    __slots__ = ("partition", "leader_epoch", "batches", "records", "producer", "batch_sizes", "deletions_end")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZES_FIELD_NUMBER: _ClassVar[int]
+    DELETIONS_END_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader_epoch: int
     batches: _containers.RepeatedScalarFieldContainer[bytes]
     records: _containers.RepeatedCompositeFieldContainer[_topics_pb2.Record]
     producer: ProducerIdentity
     batch_sizes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches: _Optional[_Iterable[bytes]] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., producer: _Optional[_Union[ProducerIdentity, _Mapping]] = ..., batch_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+    deletions_end: int
+    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches: _Optional[_Iterable[bytes]] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., producer: _Optional[_Union[ProducerIdentity, _Mapping]] = ..., batch_sizes: _Optional[_Iterable[int]] = ..., deletions_end: _Optional[int] = ...) -> None: ...
 
 class ProducerIdentity(_message.Message):
     __slots__ = ("producer_id", "producer_epoch", "base_sequence")
@@ -104,7 +108,7 @@ class TopicProduceResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionProduceResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionProduceResult(_message.Message):
-    __slots__ = ("partition", "base_offsets", "append_timestamp_ms", "log_start_offset", "leader_epoch", "error", "repeated_batches")
+    __slots__ = ("partition", "base_offsets", "append_timestamp_ms", "log_start_offset", "leader_epoch", "error", "repeated_batches", "log_end_offset", "log_end_crc")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     BASE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     APPEND_TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +116,8 @@ class PartitionProduceResult(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REPEATED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_CRC_FIELD_NUMBER: _ClassVar[int]
     partition: int
     base_offsets: _containers.RepeatedScalarFieldContainer[int]
     append_timestamp_ms: int
@@ -119,7 +125,9 @@ class PartitionProduceResult(_message.Message):
     leader_epoch: int
     error: _errors_pb2.ErrorDetail
     repeated_batches: bool
-    def __init__(self, partition: _Optional[int] = ..., base_offsets: _Optional[_Iterable[int]] = ..., append_timestamp_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., repeated_batches: bool = ...) -> None: ...
+    log_end_offset: int
+    log_end_crc: int
+    def __init__(self, partition: _Optional[int] = ..., base_offsets: _Optional[_Iterable[int]] = ..., append_timestamp_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., repeated_batches: bool = ..., log_end_offset: _Optional[int] = ..., log_end_crc: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("client_id", "max_wait_ms", "min_bytes", "max_bytes", "topics", "as_records", "rack")
@@ -206,7 +214,7 @@ class TopicFetchResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionFetchResult(_message.Message):
-    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset", "diverged", "batches_size", "last_epoch")
+    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset", "diverged", "batches_size", "last_epoch", "deletions_end")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +227,7 @@ class PartitionFetchResult(_message.Message):
     DIVERGED_FIELD_NUMBER: _ClassVar[int]
     BATCHES_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DELETIONS_END_FIELD_NUMBER: _ClassVar[int]
     partition: int
     batches: bytes
     records: _containers.RepeatedCompositeFieldContainer[_topics_pb2.Record]
@@ -231,7 +240,8 @@ class PartitionFetchResult(_message.Message):
     diverged: EpochEnd
     batches_size: int
     last_epoch: int
-    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., diverged: _Optional[_Union[EpochEnd, _Mapping]] = ..., batches_size: _Optional[int] = ..., last_epoch: _Optional[int] = ...) -> None: ...
+    deletions_end: int
+    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., diverged: _Optional[_Union[EpochEnd, _Mapping]] = ..., batches_size: _Optional[int] = ..., last_epoch: _Optional[int] = ..., deletions_end: _Optional[int] = ...) -> None: ...
 
 class EpochEnd(_message.Message):
     __slots__ = ("leader_epoch", "end_offset")

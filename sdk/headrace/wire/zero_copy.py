@@ -211,6 +211,11 @@ def produce_request_bytes(
     return _PRODUCE.write_with(message, batches)
 
 
+def serialize_produce(spliced: SplicedMessage) -> bytes:
+    """Write a ProduceRequest."""
+    return _PRODUCE.write(spliced)
+
+
 def fetch_response_bytes(spliced: SplicedMessage) -> bytes:
     """Write a FetchResponse."""
     return _FETCH.write(spliced)

@@ -46,7 +46,7 @@ from headrace.v1 import (
 )
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
-from headrace.wire.zero_copy import parse_fetch_response
+from headrace.wire.zero_copy import parse_fetch_response, serialize_produce
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -98,11 +98,16 @@ class Endpoint:
         else:
             self.channel = grpc.secure_channel(address, credentials_of(certificates), options=options)
         self.broker = cast(Any, broker_pb2_grpc.BrokerServiceStub(self.channel))
-        """`FetchZeroCopy` is a Fetch that returns a `SplicedMessage`: the batches are not copied."""
+        """`FetchZeroCopy` returns a `SplicedMessage`, `ProduceZeroCopy` is called with one: batches are not copied."""
         self.broker.FetchZeroCopy = self.channel.unary_unary(
             FETCH,
             request_serializer=broker_pb2.FetchRequest.SerializeToString,
             response_deserializer=parse_fetch_response,
+        )
+        self.broker.ProduceZeroCopy = self.channel.unary_unary(
+            PRODUCE,
+            request_serializer=serialize_produce,
+            response_deserializer=broker_pb2.ProduceResponse.FromString,
         )
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)

@@ -26,7 +26,7 @@ from headrace.v1 import (
     process_pb2_grpc,
     tables_pb2_grpc,
 )
-from headrace.wire.zero_copy import parse_fetch_response
+from headrace.wire.zero_copy import parse_fetch_response, serialize_produce
 
 EXCHANGE_CLOSE_S = 1.0
 """Time limit of `close` for an exchange of the credential."""
@@ -65,6 +65,11 @@ class AsyncEndpoint:
             FETCH,
             request_serializer=broker_pb2.FetchRequest.SerializeToString,
             response_deserializer=parse_fetch_response,
+        )
+        self.broker.ProduceZeroCopy = self.channel.unary_unary(
+            PRODUCE,
+            request_serializer=serialize_produce,
+            response_deserializer=broker_pb2.ProduceResponse.FromString,
         )
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.groups = groups_pb2_grpc.GroupServiceStub(self.channel)

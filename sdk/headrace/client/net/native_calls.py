@@ -13,7 +13,7 @@ from headrace.client.base.operations import Call
 from headrace.client.base.request_ids import operation_request_id
 from headrace.client.net.bootstrap_client import own_handshake
 from headrace.v1 import broker_pb2, errors_pb2, native_pb2, tables_pb2
-from headrace.wire.attachments import splice_fetch
+from headrace.wire.attachments import attach_batches, splice_fetch
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import (
     ErrorCode,
@@ -38,6 +38,7 @@ from headrace.wire.frames import (
     frame_head,
 )
 from headrace.wire.releases import CLIENT_NEEDS, check_peer
+from headrace.wire.zero_copy import BufferVector, SplicedMessage
 
 Done: TypeAlias = Callable[[Frame | None, HeadraceError | None], None]
 """Called once with the frame of a response, or with the error."""
@@ -280,15 +281,27 @@ class NativeCallMethod(NamedTuple):
     parse: Callable[[Frame], Any]
     parse_begun: Callable[[Frame], Any] | None = None
     """Parses the message of a response whose attachments have not arrived."""
+    pack: Callable[[Any], tuple[bytes, Sequence[ReadableBuffer]]] | None = None
+    """Returns the message and the attachments of a request that has some."""
 
 
 def _fetched(frame: Frame) -> Any:
     return splice_fetch(broker_pb2.FetchResponse.FromString(frame.message), frame.attachments)
 
 
+def _produced(request: SplicedMessage) -> tuple[bytes, Sequence[ReadableBuffer]]:
+    message = broker_pb2.ProduceRequest()
+    message.CopyFrom(request.message)
+    attached = attach_batches(message, [[BufferVector([batch]) for batch in batches] for batches in request.batches])
+    return message.SerializeToString(), attached
+
+
 NATIVE_METHODS = {
     ("broker", "FetchZeroCopy"): NativeCallMethod(
         MethodCode.FETCH, _fetched, lambda frame: broker_pb2.FetchResponse.FromString(frame.message)
+    ),
+    ("broker", "ProduceZeroCopy"): NativeCallMethod(
+        MethodCode.PRODUCE, lambda frame: broker_pb2.ProduceResponse.FromString(frame.message), pack=_produced
     ),
     ("broker", "ListOffsets"): NativeCallMethod(
         MethodCode.LIST_OFFSETS, lambda frame: broker_pb2.ListOffsetsResponse.FromString(frame.message)
@@ -300,15 +313,20 @@ NATIVE_METHODS = {
         MethodCode.WRITE_ROW, lambda frame: tables_pb2.WriteRowResponse.FromString(frame.message)
     ),
 }
-"""By service and method of a `Call`; producers start Produce themselves."""
+"""By service and method of a `Call`; producers start their calls themselves."""
 
 
 def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
     """Return the request of a call."""
-    message, begun = call.request.SerializeToString(), None
+    attached: Sequence[ReadableBuffer] = ()
+    begun = None
+    if method.pack is not None:
+        message, attached = method.pack(call.request)
+    else:
+        message = call.request.SerializeToString()
     if method.parse_begun is not None and call.begun is not None:
         begun = partial(_announce, method.parse_begun, call.begun)
-    return NativeRequest(method.method, message, (), call.timeout, operation_request_id(), begun)
+    return NativeRequest(method.method, message, attached, call.timeout, operation_request_id(), begun)
 
 
 def _announce(parse: Callable[[Frame], Any], begun: Callable[[Any], None], frame: Frame) -> None:

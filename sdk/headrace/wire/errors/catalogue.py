@@ -179,6 +179,24 @@ class UnknownBrokerError(
     """No broker has this id."""
 
 
+class ReadOnlyTopicError(
+    HeadraceError,
+    code=ErrorCode.READ_ONLY_TOPIC,
+    status="FAILED_PRECONDITION",
+    action="Send to the topic at its source, or promote the mirror.",
+):
+    """The topic is a mirror of another cluster's; producers write to it once it is promoted."""
+
+
+class DivergedLogError(
+    HeadraceError,
+    code=ErrorCode.DIVERGED_LOG,
+    status="FAILED_PRECONDITION",
+    action="Decide which of the two logs is right; delete the topic with the other one, and mirror it again.",
+):
+    """Copied batches do not continue the log: it and their source have different records."""
+
+
 class NotLeaderError(
     HeadraceError, code=ErrorCode.NOT_LEADER, status="FAILED_PRECONDITION", retriable=True, action=_REFRESH
 ):

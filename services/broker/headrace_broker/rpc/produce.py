@@ -19,7 +19,7 @@ from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.caller_turns import next_turn
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
-from headrace_server.identity.rights import Operation
+from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.rpc.checks import seconds_of
@@ -49,6 +49,7 @@ class _Work(NamedTuple):
     is_large: bool
     """Whether it has more than one slice."""
     connection: str
+    as_copies: bool
 
 
 @dataclass(slots=True)
@@ -148,7 +149,7 @@ class ProduceHandler:
                 f"{batches_in_all} batches are over the limit of {self._context.settings.max_request_batches}"
             )
         is_large = partitions > SMALL_PARTITIONS or batches_in_all > SLICE_BATCHES or size_bytes > SLICE_BYTES
-        return _Work(topics, size_bytes, is_large, connection)
+        return _Work(topics, size_bytes, is_large, connection, request.as_copies)
 
     async def _append_all(
         self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
@@ -183,8 +184,10 @@ class ProduceHandler:
                     if topic is None:
                         assert unknown is not None
                         raise unknown
+                    if work.as_copies:
+                        access().require(Operation.ALTER, ResourceKind.TOPIC, topic.name)
                     partition = self._replica_manager.find_in(topic, part.partition)
-                    appended = await self._append(partition, part, batches, committed, is_large)
+                    appended = await self._append(partition, part, batches, committed, work)
                     times.append_seconds += appended.append_seconds
                 except HeadraceError as error:
                     self._set_error(result, error)
@@ -194,6 +197,7 @@ class ProduceHandler:
                 result.append_timestamp_ms = appended.append_timestamp_ms
                 result.log_start_offset = appended.log_start_offset
                 result.leader_epoch = appended.leader_epoch
+                result.log_end_offset, result.log_end_crc = appended.log_end_offset, appended.log_end_crc
                 if appended.error is not None:
                     self._set_error(result, appended.error)
                 if committed and appended.end_offset:
@@ -223,9 +227,15 @@ class ProduceHandler:
         part: broker_pb2.PartitionProduce,
         batches: list[bytes],
         committed: bool,
-        in_slices: bool,
+        work: _Work,
     ) -> AppendResult:
         known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
+        if work.as_copies:
+            if part.records:
+                raise InvalidRequestError("copies are batches, and not records")
+            return await partition.appender.append_copies(
+                batches, known_epoch, deletions_end=part.deletions_end, committed=committed
+            )
         if part.records:
             if batches:
                 raise InvalidRequestError("a partition carries either batches or records, not both")
@@ -238,7 +248,7 @@ class ProduceHandler:
             ]
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
-        if in_slices and len(batches) > 1:
+        if work.is_large and len(batches) > 1:
             return await self._append_slices(partition, batches, known_epoch, committed)
         result = partition.appender.append_now(batches, known_epoch, committed=committed)
         if result is None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.partition.batch_checks import AppendResult, Run, find_compressed, parts_of
+from headrace.partition.copies import check_copies, check_mirror, lacks_deletions
+from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, StorageOfflineError, TimedOutError
 from headrace.wire.ids import LeaderEpoch, Offset
 from headrace_server.calls import CALLER
@@ -158,6 +160,81 @@ class PartitionAppender:
                 self._end_append(result, error)
         return result
 
+    async def append_copies(
+        self, batches: Sequence[bytes], known_epoch: int, *, deletions_end: int, committed: bool
+    ) -> AppendResult:
+        """Append batches of another log as they are, to a mirror; see `headrace.partition.copies`.
+
+        `deletions_end` is the source's with these batches. The result has the log end, also after an error.
+        """
+        self._appending += 1
+        try:
+            return await uninterrupted(
+                self._append_copies(batches, known_epoch, deletions_end=deletions_end, committed=committed)
+            )
+        finally:
+            self._appending -= 1
+
+    async def _append_copies(
+        self, batches: Sequence[bytes], known_epoch: int, *, deletions_end: int, committed: bool
+    ) -> AppendResult:
+        result = AppendResult()
+        async with self._log_lock:
+            try:
+                config = self._partition.config
+                self._replica.check_leading(known_epoch).check_appending(committed=committed)
+                check_mirror(self._partition.topic, config)
+                result.leader_epoch = leader_epoch = self._replica.leader_epoch
+                result.log_start_offset, result.end_offset = self._replica.known_log_start, self._replica.log_end_offset
+                compressed = find_compressed(batches, config)
+                inflated = await check_compressed(batches, compressed, config, self._context)
+                started = time.perf_counter()
+                headers = await self._partition.in_thread(
+                    lambda: self._write_copies(batches, leader_epoch, deletions_end, inflated)
+                )
+                result.append_seconds = time.perf_counter() - started
+                self._note_copies(headers, result)
+                if not self._replica.counts_append(leader_epoch):
+                    raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
+            except HeadraceError as error:
+                self._end_append(result, error)
+            if self._partition.log is not None:
+                end = self._partition.log.end
+                result.log_end_offset, result.log_end_crc = end.offset, end.crc
+        return result
+
+    def _write_copies(
+        self,
+        batches: Sequence[bytes],
+        leader_epoch: int,
+        deletions_end: int,
+        inflated: Mapping[int, HeadraceError | None],
+    ) -> list[BatchHeader]:
+        check_copies(batches, self._partition.config, self._context.settings, inflated)
+        partition_log = self._partition.open_log
+        if lacks_deletions(partition_log, deletions_end):  # First: the batches may lack deletions.
+            partition_log.compaction.raise_deletions_end(deletions_end)
+        return partition_log.append_copies(batches, leader_epoch=leader_epoch)
+
+    def _note_copies(self, headers: Sequence[BatchHeader], result: AppendResult) -> None:
+        """Report copied batches to the core, the flusher and the counters."""
+        actions: list[Action] = []
+        for header in headers:
+            producer = (header.producer_id, header.producer_epoch, header.base_sequence)
+            if header.is_compacted:
+                producer = (-1, -1, -1)
+            actions += self._partition.tell_core(
+                Appended(Offset(header.base_offset), Offset(header.end_offset), *producer, header.append_timestamp_ms)
+            )
+            result.base_offsets.append(header.base_offset)
+            result.end_offset, result.append_timestamp_ms = header.end_offset, header.append_timestamp_ms
+        self._note_appended(
+            len(headers),
+            sum(header.record_count for header in headers),
+            sum(header.batch_bytes for header in headers),
+            actions,
+        )
+
     async def _append_in_thread(self, run: Run, result: AppendResult) -> None:
         self._context.metrics.slow_appends.inc()
         at_ms, leader_epoch = self._context.now_ms(), self._replica.leader_epoch
@@ -187,14 +264,18 @@ class PartitionAppender:
             size_bytes += header_bytes
         result.end_offset = max(result.end_offset, end)
         result.append_timestamp_ms = at_ms
+        self._note_appended(len(run), end - base, size_bytes, actions)
+
+    def _note_appended(self, batches: int, records: int, size_bytes: int, actions: list[Action]) -> None:
+        """Count an append, and perform the actions of the core."""
         metrics = self._context.metrics
-        metrics.produced_batches.inc(len(run))
-        metrics.produced_records.inc(end - base)
+        metrics.produced_batches.inc(batches)
+        metrics.produced_records.inc(records)
         metrics.produced_bytes.inc(size_bytes)
-        self.records += end - base
+        self.records += records
         self.size_bytes += size_bytes
         self._partition.meter.note_written(size_bytes)
-        self._partition.flush_policy.note_appended(end - base, CALLER.get())
+        self._partition.flush_policy.note_appended(records, CALLER.get())
         self._partition.perform(actions)
         if self._partition.delayed_fetches:
             self._partition.wake_replicas()
