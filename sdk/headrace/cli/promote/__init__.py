@@ -1,0 +1,1 @@
+"""`headrace promote`: topics of a directory in a cluster."""

@@ -1,0 +1,1 @@
+"""Mirrors: copies of topics in another cluster, with the same offsets; promotion; `headrace promote`."""

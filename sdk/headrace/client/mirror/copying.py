@@ -1,0 +1,226 @@
+"""Copy of one partition from a log to a mirror's: fetches and appends, one append ahead of the other. One event loop.
+
+The position is the end of the mirror's log and nothing else: after any failure the copy continues there.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.base.config import AdminConfig
+from headrace.client.base.operations import Operation, aexecute
+from headrace.client.mirror.fitting import LogPoint, fitting, gap
+from headrace.client.mirror.partition_calls import FETCHED_BYTES, Fetched, PartitionCalls
+from headrace.client.net.transport import open_connections_async
+from headrace.wire.batch import read_header
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import DivergedLogError, OffsetOutOfRangeError, Outcome
+from headrace.wire.ids import TopicPartition
+
+Result = TypeVar("Result")
+
+FETCH_WAIT_MS = 1_000
+"""Time for which a fetch waits for records at the end of the source."""
+
+
+class Side:
+    """Connections to the source or to the target of a mirror. Use as an async context manager."""
+
+    def __init__(self, config: AdminConfig, settings: dict[str, Any]) -> None:
+        """`config` is built of `settings`."""
+        self.config = config
+        self.admin = AsyncAdmin(**settings)
+        self._connections = open_connections_async("Mirror", config)
+
+    async def __aenter__(self) -> "Side":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._connections.close()
+        await self.admin.close()
+
+    def topic(self, name: str, topic_id: bytes) -> PartitionCalls:
+        """Return the calls about one topic."""
+        return PartitionCalls(name, topic_id, self.config)
+
+    async def run(self, operation: Operation[Result]) -> Result:
+        """Run an operation of `PartitionCalls`."""
+        return await aexecute(operation, self._connections.run_step)
+
+
+class Throttle:
+    """Limit of the bytes that several copies take together in a second."""
+
+    def __init__(self, bytes_per_second: int = 0) -> None:
+        """`0` means no limit."""
+        self.bytes_per_second = bytes_per_second
+        self._free_at = 0.0
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait until `size_bytes` may be copied."""
+        if not self.bytes_per_second:
+            return
+        now = asyncio.get_running_loop().time()
+        begins = max(now, self._free_at)
+        self._free_at = begins + size_bytes / self.bytes_per_second
+        await asyncio.sleep(begins - now)
+
+
+@dataclass(slots=True)
+class CopyState:
+    """How far the copy of one partition is."""
+
+    topic: str
+    partition: int
+    end_offset: int = -1
+    """End of the mirror's log; -1 until it is known."""
+    source_end_offset: int = -1
+    """High watermark of the source when it answered last."""
+    answered_ms: int = 0
+    """Time at which the source answered last, ms since 1970; 0 if it has not."""
+    copied_ms: int = 0
+    """Append timestamp, by the source, of the last batch that was copied."""
+    batches: int = 0
+    size_bytes: int = 0
+    """Bytes copied since the start."""
+
+    @property
+    def lag(self) -> int:
+        """Records of the source that are not copied; -1 while it is not known."""
+        return (
+            -1 if min(self.end_offset, self.source_end_offset) < 0 else max(0, self.source_end_offset - self.end_offset)
+        )
+
+
+class PartitionCopy:
+    """Copy of one partition."""
+
+    def __init__(
+        self,
+        number: int,
+        source: tuple[Side, PartitionCalls],
+        target: tuple[Side, PartitionCalls],
+        throttle: Throttle,
+        progress: Callable[[CopyState], object] = lambda state: None,
+    ) -> None:
+        """`progress` is called after each append."""
+        self._number = number
+        self._source, self._source_calls = source
+        self._target, self._target_calls = target
+        self._throttle = throttle
+        self._progress = progress
+        self.state = CopyState(self._target_calls.topic, number)
+        self._end = LogPoint(0, 0)
+        self._deletions_end = 0
+        self._log_start = 0
+
+    async def run(self, until: int | None = None) -> None:
+        """Copy until the mirror's log ends at `until` or later; `None`: until cancelled.
+
+        Raises:
+            DivergedLogError: If the logs have different records, or the source ends before the mirror.
+            UnknownTopicIdError: If the topic was deleted, here or at the source.
+            InvalidRequestError: If the mirror was promoted.
+            HeadraceError: An error that lasts longer than `request_timeout_ms`; running again continues.
+        """
+        await self._append([])
+        fetching: asyncio.Task[Fetched] | None = None
+        try:
+            while until is None or self._end.offset < until:
+                fetching = fetching or asyncio.create_task(self._fetch(self._end.offset))
+                fetched, fetching = await _taken(fetching), None
+                batches = list(fitting(fetched.batches, self._end, until))
+                self.state.source_end_offset = fetched.high_watermark
+                self.state.answered_ms = time.time_ns() // 1_000_000
+                await self.follow_log_start(fetched.log_start_offset)
+                if not batches and until is not None and fetched.log_start_offset >= until:
+                    # The source has nothing left below `until`, and no batch after it that would have the chain value.
+                    batches = list(gap(self._end, LogPoint(until, 0), time.time_ns() // 1_000_000))
+                if not batches:
+                    continue
+                last = read_header(batches[-1])
+                if until is None or last.end_offset < until:
+                    fetching = asyncio.create_task(self._fetch(last.end_offset))
+                size_bytes = sum(map(len, batches))
+                await self._throttle.take(size_bytes)
+                self._deletions_end = fetched.deletions_end
+                await self._append(batches)
+                if self._end.offset != last.end_offset and fetching is not None:
+                    await _drop(fetching)  # The log ends elsewhere, because another leader has begun there.
+                    fetching = None
+                else:
+                    self.state.copied_ms = last.append_timestamp_ms
+                    self.state.batches += len(batches)
+                    self.state.size_bytes += size_bytes
+                await self.follow_log_start(fetched.log_start_offset)
+                self._progress(self.state)
+        finally:
+            if fetching is not None:
+                await _drop(fetching)
+
+    async def _fetch(self, offset: int) -> Fetched:
+        """Fetch at an offset, or from the start of the source's log if that is later."""
+        fetch = self._source_calls.fetch
+        try:
+            return await self._source.run(
+                fetch(self._number, offset, max_wait_ms=FETCH_WAIT_MS, max_bytes=FETCHED_BYTES)
+            )
+        except OffsetOutOfRangeError:
+            tp = TopicPartition(self._source_calls.topic, self._number)
+            start = (await self._source.admin.list_offsets(tp.topic, "earliest", partitions=[self._number]))[tp].offset
+            end = (await self._source.admin.list_offsets(tp.topic, "latest", partitions=[self._number]))[tp].offset
+            if end < offset:
+                raise DivergedLogError(
+                    f"partition {tp} ends at offset {end} at its source, and the mirror's at {offset}: the source has "
+                    "lost records, or was restored from a backup",
+                    outcome=Outcome.NOT_APPLIED,
+                ) from None
+            if start <= offset:
+                raise
+        return await self._source.run(fetch(self._number, start, max_wait_ms=FETCH_WAIT_MS, max_bytes=FETCHED_BYTES))
+
+    async def _append(self, batches: Iterable[ReadableBuffer]) -> None:
+        """Append batches, and note where the log ends then."""
+        appending = self._target_calls.append(self._number, list(batches), deletions_end=self._deletions_end)
+        appended = await self._target.run(appending)
+        self._end = LogPoint(appended.log_end_offset, appended.chain_crc)
+        self.state.end_offset = self._end.offset
+
+    async def follow_log_start(self, log_start: int) -> None:
+        """Delete at the mirror what the source has deleted, as far as it is copied and replicated."""
+        log_start = min(log_start, self._end.offset)
+        if log_start <= self._log_start:
+            return
+        tp = TopicPartition(self._target_calls.topic, self._number)
+        number = [tp.partition]
+        committed = (await self._target.admin.list_offsets(tp.topic, "latest", partitions=number))[tp].offset
+        if committed < log_start:
+            return  # After the next answer of the source.
+        if (await self._target.admin.list_offsets(tp.topic, "earliest", partitions=number))[tp].offset < log_start:
+            await self._target.admin.delete_records(tp.topic, {tp.partition: log_start})
+        self._log_start = log_start
+
+
+async def _taken(fetching: "asyncio.Task[Fetched]") -> Fetched:
+    """Await a fetch; cancel it with the caller."""
+    try:
+        return await fetching
+    except asyncio.CancelledError:
+        fetching.cancel()
+        raise
+
+
+async def _drop(task: "Awaitable[Any] | asyncio.Task[Any]") -> None:
+    """Cancel a fetch whose answer is not needed."""
+    assert isinstance(task, asyncio.Task)
+    task.cancel()
+    with contextlib.suppress(BaseException):
+        await task
