@@ -30,6 +30,7 @@ SOURCES = (
     "sdk/headrace/client/consumer/consumer_async.py",
     "sdk/headrace/client/consumer/reader_async.py",
     "sdk/headrace/client/fetch/fetching_async.py",
+    "sdk/headrace/client/mirror/mirrors_async.py",
     "sdk/headrace/client/table/table_async.py",
     "sdk/headrace/client/interceptors/audit_interceptor_async.py",
     "tests/unit/client/admin/test_admin_async.py",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
     from headrace.client.interceptors.interceptor import ProducedBatch as ProducedBatch
     from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
+    from headrace.client.mirror.promote import PromotedTopic as PromotedTopic
+    from headrace.client.mirror.promote import promote as promote
     from headrace.client.opened.directory import LogDirectory as LogDirectory
     from headrace.client.opened.directory import open as open
     from headrace.client.opened.fetched import CopiedPartition as CopiedPartition
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from headrace.wire.errors import ConflictError as ConflictError
     from headrace.wire.errors import CorruptBatchError as CorruptBatchError
     from headrace.wire.errors import DeadlineRequiredError as DeadlineRequiredError
+    from headrace.wire.errors import DivergedLogError as DivergedLogError
     from headrace.wire.errors import ErrorCode as ErrorCode
     from headrace.wire.errors import FencedBrokerError as FencedBrokerError
     from headrace.wire.errors import FencedInstanceError as FencedInstanceError
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from headrace.wire.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
     from headrace.wire.errors import Outcome as Outcome
     from headrace.wire.errors import OutOfOrderSequenceError as OutOfOrderSequenceError
+    from headrace.wire.errors import ReadOnlyTopicError as ReadOnlyTopicError
     from headrace.wire.errors import ShuttingDownError as ShuttingDownError
     from headrace.wire.errors import StorageFullError as StorageFullError
     from headrace.wire.errors import StorageOfflineError as StorageOfflineError
@@ -148,6 +152,7 @@ _NAMES = {
         "ProducerInterceptor",
     ),
     "headrace.client.opened.directory": ("LogDirectory", "open"),
+    "headrace.client.mirror.promote": ("PromotedTopic", "promote"),
     "headrace.client.opened.fetched": ("CopiedPartition", "fetch"),
     "headrace.client.producer.futures": (
         "BatchFuture",
@@ -165,6 +170,7 @@ _NAMES = {
         "ConflictError",
         "CorruptBatchError",
         "DeadlineRequiredError",
+        "DivergedLogError",
         "ErrorCode",
         "FencedBrokerError",
         "FencedInstanceError",
@@ -194,6 +200,7 @@ _NAMES = {
         "OffsetNotAvailableError",
         "OffsetOutOfRangeError",
         "OutOfOrderSequenceError",
+        "ReadOnlyTopicError",
         "Outcome",
         "ShuttingDownError",
         "StorageFullError",

@@ -43,7 +43,7 @@ def fill(log, topic, values, **settings):
 
 
 def test_a_directory_becomes_a_cluster_s_topics(headrace_cluster, topic_name, tmp_path):
-    """The same batches under the same offsets, with settings and the groups' offsets; producers then go on."""
+    """The same batches under the same offsets, with settings and the groups' offsets; producers continue."""
     servers = headrace_cluster.bootstrap_servers
     group = f"{topic_name}-group"
     with headrace.open(tmp_path / "events") as log:

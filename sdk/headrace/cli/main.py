@@ -30,7 +30,9 @@ from headrace.cli.grant import commands as grant
 from headrace.cli.group import commands as group
 from headrace.cli.help_topics import help_command
 from headrace.cli.issuer import commands as issuer
+from headrace.cli.mirror import commands as mirror
 from headrace.cli.partition import commands as partition
+from headrace.cli.promote import commands as promote
 from headrace.cli.quota import commands as quota
 from headrace.cli.records import consume, produce
 from headrace.cli.role import commands as role
@@ -65,8 +67,10 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("sql")(sql.sql)
 app.command("fetch")(fetch.fetch)
+app.command("promote")(promote.promote)
 app.add_typer(table.app, name="table")
 app.add_typer(group.app, name="group")
+app.add_typer(mirror.app, name="mirror")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(broker.app, name="broker")
 app.add_typer(schema.app, name="schema")

@@ -4,9 +4,8 @@ The position is the end of the mirror's log and nothing else: after any failure 
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -136,7 +135,8 @@ class PartitionCopy:
         try:
             while until is None or self._end.offset < until:
                 fetching = fetching or asyncio.create_task(self._fetch(self._end.offset))
-                fetched, fetching = await _taken(fetching), None
+                fetched = await fetching
+                fetching = None
                 batches = list(fitting(fetched.batches, self._end, until))
                 self.state.source_end_offset = fetched.high_watermark
                 self.state.answered_ms = time.time_ns() // 1_000_000
@@ -154,7 +154,7 @@ class PartitionCopy:
                 self._deletions_end = fetched.deletions_end
                 await self._append(batches)
                 if self._end.offset != last.end_offset and fetching is not None:
-                    await _drop(fetching)  # The log ends elsewhere, because another leader has begun there.
+                    await end_tasks([fetching])  # The log ends elsewhere, because another leader has begun there.
                     fetching = None
                 else:
                     self.state.copied_ms = last.append_timestamp_ms
@@ -164,7 +164,7 @@ class PartitionCopy:
                 self._progress(self.state)
         finally:
             if fetching is not None:
-                await _drop(fetching)
+                await end_tasks([fetching])
 
     async def _fetch(self, offset: int) -> Fetched:
         """Fetch at an offset, or from the start of the source's log if that is later."""
@@ -209,18 +209,13 @@ class PartitionCopy:
         self._log_start = log_start
 
 
-async def _taken(fetching: "asyncio.Task[Fetched]") -> Fetched:
-    """Await a fetch; cancel it with the caller."""
-    try:
-        return await fetching
-    except asyncio.CancelledError:
-        fetching.cancel()
-        raise
-
-
-async def _drop(task: "Awaitable[Any] | asyncio.Task[Any]") -> None:
-    """Cancel a fetch whose answer is not needed."""
-    assert isinstance(task, asyncio.Task)
-    task.cancel()
-    with contextlib.suppress(BaseException):
-        await task
+async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
+    """Cancel tasks, and wait until they have ended."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    if ending:
+        await asyncio.wait(ending)
+    for task in ending:
+        if not task.cancelled():
+            task.exception()  # Its error is of no interest any more.

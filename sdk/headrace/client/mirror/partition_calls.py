@@ -45,7 +45,7 @@ class Fetched(NamedTuple):
     leader_epoch: int
 
 
-class Appended(NamedTuple):
+class CopyResult(NamedTuple):
     """Answer to an append of copies."""
 
     log_end_offset: int
@@ -99,7 +99,7 @@ class PartitionCalls:
             return None
         return next(((header.end_offset, header.chain_crc) for header, _ in iter_batches(fetched.batches)), None)
 
-    def append(self, number: int, batches: Sequence[ReadableBuffer], *, deletions_end: int) -> Operation[Appended]:
+    def append(self, number: int, batches: Sequence[ReadableBuffer], *, deletions_end: int) -> Operation[CopyResult]:
         """Append copies to a partition of a mirror; without any, only ask for the log end.
 
         A copy that is sent again after an unknown outcome is refused, because the log does not end there any more, and
@@ -124,7 +124,7 @@ class PartitionCalls:
         error = rpc.error_of(result)
         if error is not None and not isinstance(error, OffsetOutOfRangeError):
             raise error
-        return Appended(result.log_end_offset, result.log_end_crc, error)
+        return CopyResult(result.log_end_offset, result.log_end_crc, error)
 
     def _at_leader(
         self, number: int, method: str, request: Any, part: Any, wait_seconds: float

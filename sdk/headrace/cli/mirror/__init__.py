@@ -1,0 +1,1 @@
+"""`headrace mirror`: copies of topics of another cluster."""

@@ -1,0 +1,49 @@
+"""Offsets of the source's groups, stored for the groups of the same name at the mirror. One event loop."""
+
+from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.mirror.rows import MirrorDescription
+from headrace.wire.errors import GroupNotEmptyError
+from headrace.wire.ids import TopicPartition
+
+
+class FollowedGroups:
+    """Groups of one mirror."""
+
+    def __init__(self, source: AsyncAdmin, target: AsyncAdmin) -> None:
+        self._source = source
+        self._target = target
+        self._stored: dict[tuple[str, TopicPartition], int] = {}
+
+    async def follow(self, described: MirrorDescription) -> None:
+        """Store the offsets that have changed, at most the end of the mirror's log: offsets are equal there.
+
+        A group that has members here has moved, and keeps its own offsets.
+
+        Raises:
+            HeadraceError: If one of the clusters cannot be asked.
+        """
+        ends = {
+            TopicPartition(topic.name, number): report.end_offset
+            for topic in described.topics
+            if not topic.is_promoted
+            for number, report in topic.partitions.items()
+        }
+        for listed in await self._source.list_groups():
+            group = listed.group_id
+            if not described.settings.has_group(group):
+                continue
+            offsets = {
+                tp: min(committed.offset, ends[tp])
+                for tp, committed in (await self._source.group_offsets(group)).items()
+                if ends.get(tp, -1) >= 0
+            }
+            changed = {tp: offset for tp, offset in offsets.items() if self._stored.get((group, tp)) != offset}
+            if not changed:
+                continue
+            try:
+                results = await self._target.reset_group_offsets(group, changed)
+            except GroupNotEmptyError:
+                continue
+            for result in results:
+                if result.error is None:
+                    self._stored[group, TopicPartition(result.topic, result.partition)] = result.offset

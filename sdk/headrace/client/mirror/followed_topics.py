@@ -1,0 +1,83 @@
+"""Topics of a mirror, kept as at the source: created, widened, with its settings. One event loop."""
+
+from collections.abc import Mapping
+
+from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.mirror.mirrors_async import AsyncMirrors
+from headrace.client.mirror.rows import MirrorDescription, MirroredTopic
+from headrace.wire.errors import HeadraceError
+
+LOCAL_SETTINGS = frozenset({"placement", "min_insync_replicas", "audit", "mirror"})
+"""Settings of a topic that are of one cluster, and not copied."""
+
+
+class FollowedTopics:
+    """Topics of one mirror."""
+
+    def __init__(self, name: str, source: AsyncAdmin, mirrors: AsyncMirrors) -> None:
+        self._name = name
+        self._source = source
+        self._mirrors = mirrors
+        self._target = mirrors.admin
+
+    async def follow(self, described: MirrorDescription) -> None:
+        """Create and change topics once. A problem of one topic is noted in its row and affects no other.
+
+        Raises:
+            HeadraceError: If one of the clusters cannot be asked.
+        """
+        known = {topic.name: topic for topic in described.topics}
+        at_source = [name for name in await self._source.list_topics() if described.settings.has_topic(name)]
+        here = set(await self._target.list_topics())
+        for name in sorted({*at_source, *known}):
+            topic = known.get(name, MirroredTopic(name))
+            if topic.is_promoted:
+                continue
+            source_id, problem = topic.source_id, "the topic is not at the source any more"
+            if name in at_source:
+                try:
+                    source_id, problem = await self._follow_one(topic, described, exists=name in here)
+                except HeadraceError as error:
+                    problem = str(error)
+            if (source_id, problem) != (topic.source_id, topic.problem) or name not in known:
+                await self._mirrors.note_topic(self._name, name, source_id, problem)
+
+    async def _follow_one(self, topic: MirroredTopic, described: MirrorDescription, *, exists: bool) -> tuple[str, str]:
+        """Create or change one topic; return its id at the source, and why it is not copied."""
+        original = await self._source.describe_topic(topic.name)
+        source_id = original.topic_id.hex()
+        if topic.source_id and topic.source_id != source_id:
+            return topic.source_id, (
+                "the topic was deleted and created again at the source; delete it here to mirror the new one"
+                if exists
+                else ""
+            )
+        wanted = await _settings(self._source, topic.name)
+        if not exists:
+            await self._target.create_topic(
+                topic.name,
+                len(original.partitions),
+                described.settings.replication_factor,
+                {**wanted, "mirror": self._name},
+            )
+            return source_id, ""
+        current = await _settings(self._target, topic.name, also=("mirror",))
+        if current.pop("mirror", "") != self._name:
+            return source_id, "another topic has the name here; delete it, or leave it out of the mirror's topics"
+        missing = [name for name in current if name not in wanted]
+        changed = {name: value for name, value in wanted.items() if current.get(name) != value}
+        if missing or changed:
+            await self._target.alter_config(topic.name, changed, unset=missing)
+        if len((await self._target.describe_topic(topic.name)).partitions) < len(original.partitions):
+            await self._target.create_partitions(topic.name, len(original.partitions))
+        return source_id, ""
+
+
+async def _settings(admin: AsyncAdmin, topic: str, also: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the settings of a topic that are not defaults and that a mirror copies."""
+    found: Mapping[str, object] = await admin.describe_config(topic)
+    return {
+        name: str(getattr(each, "value", ""))
+        for name, each in found.items()
+        if not getattr(each, "is_default", True) and (name not in LOCAL_SETTINGS or name in also)
+    }

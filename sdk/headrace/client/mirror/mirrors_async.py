@@ -1,0 +1,326 @@
+"""Mirrors of one cluster, for operators: create, describe, promote, fail back, delete. See `rows` for their state."""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Unpack
+
+from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import Pause, aexecute
+from headrace.client.base.settings_types import AdminSettings
+from headrace.client.mirror.partition_calls import PartitionCalls
+from headrace.client.mirror.rows import (
+    MIRRORS_TABLE,
+    CommonEnd,
+    MirrorDescription,
+    MirroredTopic,
+    MirrorSettings,
+    copies_key,
+    describe,
+    mirror_key,
+    topic_key,
+    worker_key,
+)
+from headrace.client.net.transport import open_connections_async
+from headrace.client.table.table_async import AsyncTable
+from headrace.wire.errors import (
+    DivergedLogError,
+    InvalidRequestError,
+    Outcome,
+    TimedOutError,
+    UnknownTopicError,
+)
+
+CATCH_UP_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
+
+
+class AsyncMirrors:
+    """Mirrors of the cluster that the settings name: copies of topics of other clusters.
+
+    The copying is done by workers (`headrace mirror run`). Every method raises the typed errors of `headrace`.
+    """
+
+    def __init__(self, **settings: Unpack[AdminSettings]) -> None:
+        """Create a client with the settings of `AdminConfig`. Connects on first use.
+
+        Raises:
+            ConfigError: For an unknown setting or a value out of range.
+        """
+        self._config = build(AdminConfig, settings)
+        if self._config.directory:
+            raise ConfigError("mirrors are of a cluster, and bootstrap_servers is a directory")
+        self._settings: dict[str, Any] = dict(settings)
+        self.admin = AsyncAdmin(**settings)
+        self._table = AsyncTable(MIRRORS_TABLE, **self._settings)
+        self._connections = open_connections_async("Mirrors", self._config)
+
+    async def __aenter__(self) -> "AsyncMirrors":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Calling it again does nothing."""
+        await self._connections.close()
+        await self._table.close()
+        await self.admin.close()
+
+    async def create(self, name: str, settings: MirrorSettings) -> None:
+        """Create a mirror, or replace its settings; workers begin to copy within seconds.
+
+        Topics are created as they appear at the source, under the same name. One that exists here already, and was not
+        made by this mirror, is left as it is and reported.
+
+        Raises:
+            ConfigError: If a setting is wrong.
+            InvalidRequestError: If the mirror was promoted: delete it first.
+        """
+        settings.check()
+        await self.admin.create_topic(MIRRORS_TABLE, 1, 0, {"cleanup_policy": "compact", "table": "yes"}, exist_ok=True)
+        known = await self._find(name)
+        if known is not None and known.promoted_ms:
+            raise InvalidRequestError(
+                f"mirror {name} was promoted", action=f"Use another name, or headrace mirror delete {name} first."
+            )
+        await self._table.put(mirror_key(name), {"settings": settings.to_text()})
+
+    async def list_mirrors(self) -> list[MirrorDescription]:
+        """Return all mirrors, by name."""
+        rows = await self.rows()
+        names = [key.partition("/")[2] for key in sorted(rows) if key.startswith("mirror/")]
+        found = [describe(rows, name) for name in names]
+        return [each for each in found if each is not None]
+
+    async def describe(self, name: str) -> MirrorDescription:
+        """Return a mirror, as its workers reported it last.
+
+        Raises:
+            UnknownTopicError: If there is no mirror of the name.
+        """
+        found = await self._find(name)
+        if found is None:
+            raise UnknownTopicError(f"there is no mirror {name!r}", action="headrace mirror list shows them.")
+        return found
+
+    async def rows(self) -> dict[str, Mapping[str, str]]:
+        """Return the rows of the table of mirrors by key; none if there is no table yet."""
+        found: dict[str, Mapping[str, str]] = {}
+        try:
+            async for row in self._table.scan():
+                found[str(row.key, "utf-8")] = row
+        except UnknownTopicError:
+            return {}
+        return found
+
+    async def promote(
+        self, name: str, topics: Sequence[str] | None = None, *, wait: bool = False, timeout: float = CATCH_UP_SECONDS
+    ) -> list[MirroredTopic]:
+        """Make topics of a mirror ordinary ones, to which producers write; return them with their last reports.
+
+        Nothing is copied to them afterwards, whatever the source does. Calling it again does nothing.
+
+        Args:
+            name: of the mirror.
+            topics: their names; `None` means all, and ends the mirror.
+            wait: wait until everything that the source has is copied: for a planned switch, after its producers have
+                been stopped. Without it the records that are not copied are lost to this cluster; the reports say how
+                many there were.
+            timeout: seconds for `wait`.
+
+        Raises:
+            UnknownTopicError: If there is no such mirror, or it has no such topic.
+            TimedOutError: If the copies do not reach the source's end in time; nothing was promoted.
+        """
+        described = await self.describe(name)
+        chosen = _chosen(described, topics)
+        if wait:
+            await self._wait_copied(name, chosen, timeout)
+            described = await self.describe(name)
+            chosen = _chosen(described, topics)
+        now_ms = str(time.time_ns() // 1_000_000)
+        for topic in chosen:
+            if not topic.is_promoted:
+                await self._table.put(topic_key(name, topic.name), {"promoted_ms": now_ms})
+                await self._leave(name, topic.name)
+                topic.is_promoted = True
+        if topics is None and not described.promoted_ms:
+            await self._table.put(mirror_key(name), {"promoted_ms": now_ms})
+        return chosen
+
+    async def _leave(self, name: str, topic: str) -> None:
+        """Remove the setting that makes a topic a copy of this mirror."""
+        if (await self.admin.describe_config(topic))["mirror"].value == name:
+            await self.admin.alter_config(topic, unset=["mirror"])
+
+    async def _wait_copied(self, name: str, topics: Sequence[MirroredTopic], timeout: float) -> None:
+        """Wait until the copies end where the source does now."""
+        deadline = time.monotonic() + timeout
+        settings = (await self.describe(name)).settings
+        wanted: dict[str, dict[int, int]] = {}
+        async with AsyncAdmin(**settings.source) as source:
+            for topic in topics:
+                if not topic.is_promoted and not topic.problem:
+                    found = await source.list_offsets(topic.name, "latest")
+                    wanted[topic.name] = {tp.partition: at.offset for tp, at in found.items()}
+        while wanted:
+            topic_name, ends = next(iter(wanted.items()))
+            here = await self.admin.list_offsets(topic_name, "latest")
+            behind = [tp for tp, at in here.items() if at.offset < ends.get(tp.partition, 0)]
+            if not behind:
+                del wanted[topic_name]
+                continue
+            if time.monotonic() >= deadline:
+                raise TimedOutError(
+                    f"the copy of {behind[0]} has not reached the end of its source within {timeout:.0f} s",
+                    outcome=Outcome.NOT_APPLIED,
+                    action=f"See headrace mirror status {name}. Promote without waiting to lose what is not copied.",
+                )
+            await self._connections.run_step(Pause(_LOOK_SECONDS))
+
+    async def fail_back(
+        self, name: str, settings: MirrorSettings, topics: Sequence[str], *, discard: bool = False
+    ) -> dict[str, dict[int, CommonEnd]]:
+        """Make topics of this cluster mirrors of those of the same name in another one, to which they were moved.
+
+        Producers are refused here at once. Where this cluster has records that the other one lacks, the call fails,
+        unless `discard`: the topic is then deleted here and copied again from its start. Otherwise the copy continues
+        where the logs are equal.
+
+        Args:
+            name: of the new mirror.
+            settings: its settings; only `topics` are copied.
+            topics: their names, the same in both clusters.
+            discard: delete the records that only this cluster has.
+
+        Returns:
+            For each topic and partition, how far the logs are equal, and where each ends.
+
+        Raises:
+            DivergedLogError: If records would be lost; the message has their number. Producers are accepted again.
+            UnknownTopicError: If one of the clusters lacks a topic.
+        """
+        settings.check()
+        found: dict[str, dict[int, CommonEnd]] = {}
+        for topic in topics:
+            await self.admin.describe_topic(topic)
+        for topic in topics:
+            is_mirror = bool((await self.admin.describe_config(topic))["mirror"].value)
+            if not is_mirror:
+                await self.admin.alter_config(topic, {"mirror": name})
+            found[topic] = await self._compare(topic, settings)
+            lost = sum(each.here - each.common for each in found[topic].values())
+            if lost and not discard:
+                if not is_mirror:
+                    await self.admin.alter_config(topic, unset=["mirror"])
+                raise DivergedLogError(
+                    f"{lost} records of topic {topic} are in this cluster only",
+                    outcome=Outcome.NOT_APPLIED,
+                    action="Read and send them to the other cluster if they are needed, then fail back with discard.",
+                )
+            if lost:
+                await self.admin.delete_topic(topic)
+        await self.create(name, settings)
+        return found
+
+    async def _compare(self, topic: str, settings: MirrorSettings) -> dict[int, CommonEnd]:
+        """Return how far the logs of a topic are equal here and at the source."""
+        config = build(AdminConfig, dict(settings.source))
+        there = open_connections_async("Mirrors", config)
+        try:
+            async with AsyncAdmin(**settings.source) as source:
+                described, other = await self.admin.describe_topic(topic), await source.describe_topic(topic)
+                ours = PartitionCalls(topic, described.topic_id, self._config)
+                theirs = PartitionCalls(topic, other.topic_id, config)
+                bounds = await _bounds(self.admin, topic)
+                others = await _bounds(source, topic)
+            found: dict[int, CommonEnd] = {}
+            for number, (start, end) in bounds.items():
+                other_start, other_end = others.get(number, (0, 0))
+                low, high = max(start, other_start), min(end, other_end)
+                offset = high - 1  # First of all the end, which is the usual case.
+                while low < high:
+                    batch = await aexecute(ours.batch_with(number, offset), self._connections.run_step)
+                    if batch == await aexecute(theirs.batch_with(number, offset), there.run_step):
+                        low = offset + 1
+                    else:
+                        high = offset
+                    offset = (low + high) // 2
+                found[number] = CommonEnd(max(low, start), end, other_end)
+            return found
+        finally:
+            await there.close()
+
+    async def delete(self, name: str) -> None:
+        """Delete a mirror. Topics that were not promoted stay as they are: read only, and not copied any more.
+
+        Raises:
+            UnknownTopicError: If there is no mirror of the name.
+        """
+        described = await self.describe(name)
+        for topic in described.topics:
+            await self._table.delete(topic_key(name, topic.name))
+            await self._table.delete(copies_key(name, topic.name))
+        await self._table.delete(mirror_key(name))
+
+    # --- what workers write ---
+
+    async def note_topic(self, name: str, topic: str, source_id: str, problem: str) -> None:
+        """Store the id of a topic at its source, and why it is not copied."""
+        await self._table.put(topic_key(name, topic), {"source_id": source_id, "problem": problem})
+
+    async def note_copies(self, name: str, topic: str, reports: Mapping[str, str]) -> None:
+        """Store reports of partitions, by number."""
+        await self._table.put(copies_key(name, topic), reports)
+
+    async def note_worker(self, name: str, worker: str, lives: timedelta) -> None:
+        """Store that a worker is alive, for some time."""
+        at_ms = str(time.time_ns() // 1_000_000)
+        await self._table.put(worker_key(name, worker), {"at_ms": at_ms}, ttl=lives)
+
+    async def note_worker_gone(self, name: str, worker: str) -> None:
+        """Store that a worker has stopped."""
+        await self._table.delete(worker_key(name, worker))
+
+    async def note_problem(self, name: str, problem: str) -> None:
+        """Store why nothing is copied; empty if that is over."""
+        if (await self.describe(name)).problem != problem:
+            await self._table.put(mirror_key(name), {"problem": problem})
+
+    async def note_source(self, name: str, described: MirrorDescription, cluster_id: str) -> None:
+        """Store the cluster that a worker has reached.
+
+        Raises:
+            InvalidRequestError: If it is another one than before.
+        """
+        if described.source_cluster and described.source_cluster != cluster_id:
+            raise InvalidRequestError(
+                f"the source of mirror {name} is cluster {cluster_id}, and was {described.source_cluster}",
+                action="Correct the addresses of its source; for another cluster, make another mirror.",
+            )
+        if described.problem or not described.source_cluster:
+            await self._table.put(mirror_key(name), {"cluster": cluster_id, "problem": ""})
+
+    async def _find(self, name: str) -> MirrorDescription | None:
+        return describe(await self.rows(), name)
+
+
+async def _bounds(admin: AsyncAdmin, topic: str) -> dict[int, tuple[int, int]]:
+    """Return log start and high watermark of each partition."""
+    starts = await admin.list_offsets(topic, "earliest")
+    ends = await admin.list_offsets(topic, "latest")
+    return {tp.partition: (starts[tp].offset, at.offset) for tp, at in ends.items()}
+
+
+def _chosen(described: MirrorDescription, topics: Sequence[str] | None) -> list[MirroredTopic]:
+    """Return the topics that a caller names. Raises UnknownTopicError."""
+    known = {topic.name: topic for topic in described.topics}
+    for name in topics or ():
+        if name not in known:
+            raise UnknownTopicError(
+                f"mirror {described.name} has no topic {name!r}", action="headrace mirror status shows its topics."
+            )
+    return [known[name] for name in (known if topics is None else topics)]

@@ -1,0 +1,221 @@
+"""Rows of the table of mirrors: what operators set, what workers report. Pure.
+
+The table is an ordinary topic of the mirror's cluster, made by `headrace mirror create`.
+
+| key | columns |
+| --- | --- |
+| `mirror/NAME` | `settings`: `MirrorSettings`; `cluster`: id of the source's cluster; `problem`; when it was promoted |
+| `topic/NAME/TOPIC` | `source_id`: id of the topic at its source, hex; `problem`: why it is not copied |
+| `copies/NAME/TOPIC` | one for each partition, by number: JSON of `PartitionReport` |
+| `worker/NAME/ID` | `at_ms`; it expires unless the worker writes it again |
+"""
+
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ConfigError
+from headrace.wire.topic_names import RESERVED_PREFIX
+
+MIRRORS_TABLE = "headrace-mirrors"
+SECRET_SETTINGS = {"api_key": "api_key_file", "token_provider": "token_file"}
+"""Settings that are not stored, because readers of the table would have them, and what to give instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorSettings:
+    """What one mirror copies, and from where."""
+
+    source: Mapping[str, Any]
+    """Settings of a client of the source's cluster, as of `AdminConfig`, without secrets: of these, names of files."""
+    topics: tuple[str, ...] = ("*",)
+    """Patterns of topics, as of the shell: `orders-*`."""
+    groups: tuple[str, ...] = ("*",)
+    """Patterns of the groups whose offsets are copied."""
+    replication_factor: int = 0
+    """Of the topics here; 0 means the cluster's default."""
+    bytes_per_second: int = 0
+    """Limit of each worker; 0 means none."""
+
+    def check(self) -> None:
+        """Raise ConfigError if a setting is wrong."""
+        for name, other in SECRET_SETTINGS.items():
+            if name in self.source:
+                raise ConfigError(
+                    f"{name} of the source would be stored in the table {MIRRORS_TABLE}",
+                    action=f"Set {other}: the name of a file that the workers have.",
+                )
+        config = build(AdminConfig, dict(self.source))
+        if config.directory:
+            raise ConfigError("a mirror copies from a cluster; headrace promote copies a directory")
+        if not self.topics:
+            raise ConfigError("the mirror names no topics")
+        if self.replication_factor < 0 or self.bytes_per_second < 0:
+            raise ConfigError("replication_factor and bytes_per_second must not be negative")
+
+    def has_topic(self, name: str) -> bool:
+        """Return whether a topic of the source is copied; the cluster's own topics are not."""
+        is_own = name.startswith(RESERVED_PREFIX) or name == MIRRORS_TABLE
+        return not is_own and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.topics)
+
+    def has_group(self, group: str) -> bool:
+        """Return whether the offsets of a group are copied."""
+        return any(fnmatch.fnmatchcase(group, pattern) for pattern in self.groups)
+
+    def to_text(self) -> str:
+        """Return it as stored."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return json.dumps({**values, "source": dict(self.source)})
+
+    @classmethod
+    def from_text(cls, text: str) -> "MirrorSettings":
+        """Return it from a row."""
+        values: dict[str, Any] = json.loads(text)
+        known = {each.name for each in dataclasses.fields(cls)}
+        found: dict[str, Any] = {name: value for name, value in values.items() if name in known}
+        return cls(**found | {name: tuple(found[name]) for name in ("topics", "groups") if name in found})
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """What a worker reports of one partition."""
+
+    end_offset: int
+    """End of the mirror's log; -1 means unknown."""
+    source_end_offset: int
+    """High watermark of the source when it answered last; -1 means unknown."""
+    copied_ms: int
+    """Time of the append, at the source, of the last batch that was copied; 0 if none was since the worker began."""
+    at_ms: int
+    """Time at which the source answered last, ms since 1970; 0 if it has not."""
+    worker: str
+    problem: str = ""
+    """Why nothing is copied; empty while the copy works."""
+
+    def to_text(self) -> str:
+        """Return it as stored."""
+        return json.dumps(dataclasses.astuple(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "PartitionReport":
+        """Return it from a row."""
+        return cls(*json.loads(text)[: len(dataclasses.fields(cls))])
+
+    @property
+    def lag(self) -> int:
+        """Records that are not copied; -1 means unknown."""
+        if min(self.end_offset, self.source_end_offset) < 0:
+            return -1
+        return max(0, self.source_end_offset - self.end_offset)
+
+    @property
+    def lag_ms(self) -> int:
+        """Age of the last copied batch at that time if records are missing, else 0; -1 means unknown."""
+        if self.lag == 0:
+            return 0
+        return max(0, self.at_ms - self.copied_ms) if self.copied_ms and self.lag > 0 else -1
+
+
+class CommonEnd(NamedTuple):
+    """How far the logs of a partition are equal in two clusters."""
+
+    common: int
+    """Offset below which they are equal."""
+    here: int
+    """High watermark in this cluster."""
+    there: int
+    """High watermark in the other one."""
+
+
+@dataclass(slots=True)
+class MirroredTopic:
+    """Topic of a mirror."""
+
+    name: str
+    source_id: str = ""
+    """Id at the source, hex; empty if it is not known yet."""
+    problem: str = ""
+    """Why it is not copied at all; empty if it is."""
+    partitions: dict[int, PartitionReport] = field(default_factory=dict)
+    """Reports by partition number."""
+    is_promoted: bool = False
+    """Whether producers write to it, and copies are refused."""
+
+
+@dataclass(slots=True)
+class MirrorDescription:
+    """Mirror with its state as of the last reports of its workers."""
+
+    name: str
+    settings: MirrorSettings
+    source_cluster: str = ""
+    """Id of the source's cluster; empty until a worker has reached it."""
+    promoted_ms: int = 0
+    """Time at which all topics were promoted, ms since 1970; 0 means that they were not."""
+    topics: list[MirroredTopic] = field(default_factory=list)
+    workers: list[str] = field(default_factory=list)
+    """Ids of the workers that reported within the last seconds."""
+    problem: str = ""
+    """Why the workers cannot copy anything; empty if they can."""
+
+    @property
+    def lag(self) -> int:
+        """Records that are not copied, of all partitions whose lag is known."""
+        return sum(max(0, report.lag) for topic in self.topics for report in topic.partitions.values())
+
+
+def mirror_key(name: str) -> str:
+    """Return the key of a mirror."""
+    return f"mirror/{name}"
+
+
+def topic_key(name: str, topic: str) -> str:
+    """Return the key of a topic of a mirror."""
+    return f"topic/{name}/{topic}"
+
+
+def copies_key(name: str, topic: str) -> str:
+    """Return the key of the reports of a topic's partitions."""
+    return f"copies/{name}/{topic}"
+
+
+def worker_key(name: str, worker: str) -> str:
+    """Return the key of a worker."""
+    return f"worker/{name}/{worker}"
+
+
+def describe(rows: Mapping[str, Mapping[str, str]], name: str) -> MirrorDescription | None:
+    """Return a mirror from the table's rows by key, or `None` if there is none of the name."""
+    own = rows.get(mirror_key(name))
+    if own is None or "settings" not in own:
+        return None
+    described = MirrorDescription(
+        name,
+        MirrorSettings.from_text(own["settings"]),
+        own.get("cluster", ""),
+        int(own.get("promoted_ms", 0)),
+        problem=own.get("problem", ""),
+    )
+    topics: dict[str, MirroredTopic] = {}
+    for key, columns in sorted(rows.items()):
+        kind, _, rest = key.partition("/")
+        mirror, _, item = rest.partition("/")
+        if mirror != name:
+            continue
+        if kind == "worker":
+            described.workers.append(item)
+        elif kind in ("topic", "copies"):
+            topic = topics.setdefault(item, MirroredTopic(item))
+            if kind == "topic":
+                topic.source_id, topic.problem = columns.get("source_id", ""), columns.get("problem", "")
+                topic.is_promoted = "promoted_ms" in columns
+            else:
+                topic.partitions = {
+                    int(number): PartitionReport.from_text(text) for number, text in columns.items() if number.isdigit()
+                }
+    described.topics = [topics[topic] for topic in sorted(topics)]
+    return described

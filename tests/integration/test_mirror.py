@@ -1,0 +1,215 @@
+"""Mirrors between two real clusters: equal logs, settings and groups along, promotion, fail-back, several workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager, suppress
+
+import headrace
+import headrace.aio
+import pytest
+from headrace import TopicPartition
+from headrace.client.mirror.copying import end_tasks
+from headrace.client.mirror.mirrors_async import AsyncMirrors
+from headrace.client.mirror.rows import MirrorSettings
+from headrace.client.mirror.worker import MirrorWorker
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from .test_promote_directory import batches_of
+
+WAIT = 60
+
+
+@pytest.fixture(scope="module")
+def source():
+    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def working(name, servers, count=1):
+    """Run workers of a mirror; yields their tasks."""
+    workers = [MirrorWorker(name, worker_id=f"w{number}", bootstrap_servers=servers) for number in range(count)]
+    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        yield tasks
+    finally:
+        await end_tasks(tasks)
+
+
+async def until(condition, what):
+    """Wait for a condition; `condition` is a coroutine function."""
+    deadline = time.monotonic() + WAIT
+    while not (found := await condition()):
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.1)
+    return found
+
+
+async def ends_at(admin, topic, ends):
+    """Wait until the partitions of a topic end at these offsets."""
+
+    async def reached():
+        with suppress(headrace.UnknownTopicError):
+            found = await admin.list_offsets(topic, "latest")
+            return {tp.partition: at.offset for tp, at in found.items()} == ends
+
+    await until(reached, f"{topic} ends at {ends}")
+
+
+def fill(servers, topic, values, **settings):
+    with headrace.Producer(bootstrap_servers=servers, batch_records=20, **settings) as producer:
+        for value in values:
+            producer.send(topic, b"%d" % value, key=b"k%d" % (value % 5), partition=value % 2)
+
+
+def from_(cluster, *topics, **more):
+    return MirrorSettings({"bootstrap_servers": cluster.bootstrap_servers}, topics=topics, **more)
+
+
+def test_a_mirror_is_equal_and_is_promoted(source, headrace_cluster, topic_name):
+    """New topics, settings, partitions and groups follow; producers are refused before the promotion, copies after."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+    group = f"{topic_name}-group"
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=servers) as mirrors,
+            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
+            working(name, servers),
+        ):
+            await mirrors.create(name, from_(source, f"{topic_name}*"))
+            await there.create_topic(topic_name, partitions=2, config={"max_batch_bytes": 1 << 14})
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(1000), compression_type="gzip")
+            await there.reset_group_offsets(group, {TopicPartition(topic_name, 0): 17})
+            await ends_at(mirrors.admin, topic_name, {0: 500, 1: 500})
+            for number in range(2):
+                theirs = await asyncio.to_thread(
+                    batches_of, topic_name, number, 500, bootstrap_servers=source.bootstrap_servers
+                )
+                ours = await asyncio.to_thread(batches_of, topic_name, number, 500, bootstrap_servers=servers)
+                assert ours == theirs != []
+            producer = headrace.Producer(bootstrap_servers=servers)
+            with pytest.raises(headrace.ReadOnlyTopicError):
+                await asyncio.to_thread(producer.send(topic_name, b"mine", partition=0).result, WAIT)
+            with pytest.raises(headrace.DeliveryError):
+                producer.close()
+
+            await there.alter_config(topic_name, {"retention_ms": 3_600_000})
+            await there.create_partitions(topic_name, 3)
+
+            async def followed():
+                config = (await mirrors.admin.describe_config(topic_name))["retention_ms"].value
+                offsets = await mirrors.admin.group_offsets(group)
+                partitions = len((await mirrors.admin.describe_topic(topic_name)).partitions)
+                return (config, partitions) == ("3600000", 3) and offsets[TopicPartition(topic_name, 0)].offset == 17
+
+            await until(followed, "settings, partitions and groups follow")
+
+            async def reported():
+                found = await mirrors.describe(name)
+                return len(found.topics) == 1 and len(found.topics[0].partitions) == 3 and found
+
+            described = await until(reported, "each partition is reported")
+            assert (described.workers, described.lag, described.problem) == (["w0"], 0, "")
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(1000, 1100))
+            (promoted,) = await mirrors.promote(name, wait=True)
+            assert promoted.is_promoted
+            with headrace.Producer(bootstrap_servers=servers) as ours:
+                sent = await asyncio.to_thread(ours.send(topic_name, b"own", partition=0).result, WAIT)
+            assert sent.offset == 550
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(1100, 1200))
+            assert [each.is_promoted for each in await mirrors.promote(name)] == [True]
+            with headrace.Producer(bootstrap_servers=servers) as ours:
+                sent = await asyncio.to_thread(ours.send(topic_name, b"own", partition=0).result, WAIT)
+            assert sent.offset == 551
+            await mirrors.delete(name)
+
+    asyncio.run(run())
+
+
+def test_two_workers_share_and_take_over(source, headrace_cluster, topic_name):
+    """Each copies some partitions; when one is gone, the other copies all."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=servers) as mirrors,
+            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
+            working(name, servers, 2) as tasks,
+        ):
+            await there.create_topic(topic_name, partitions=8)
+            await mirrors.create(name, from_(source, topic_name))
+
+            async def shared():
+                found = await mirrors.describe(name)
+                reports = [report for topic in found.topics for report in topic.partitions.values()]
+                return len(reports) == 8 and {report.worker for report in reports} == {"w0", "w1"}
+
+            await until(shared, "both copy")
+            tasks[0].cancel()
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100))
+            await ends_at(mirrors.admin, topic_name, {0: 50, 1: 50, **dict.fromkeys(range(2, 8), 0)})
+
+    asyncio.run(run())
+
+
+def test_failing_back_continues_or_says_what_would_be_lost(source, headrace_cluster, topic_name):
+    """The old cluster becomes the mirror of the new one from where their logs are equal; its own records are kept."""
+    here, there = headrace_cluster.bootstrap_servers, source.bootstrap_servers
+    name, back = topic_name[:60], f"back-{topic_name[:60]}"
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=here) as mirrors,
+            AsyncMirrors(bootstrap_servers=there) as old,
+            working(back, there),
+        ):
+            async with working(name, here):
+                await old.admin.create_topic(topic_name, partitions=2)
+                await mirrors.create(name, from_(source, topic_name))
+                await asyncio.to_thread(fill, there, topic_name, range(100))
+                await ends_at(mirrors.admin, topic_name, {0: 50, 1: 50})
+                await mirrors.promote(name, wait=True)
+            await asyncio.to_thread(fill, here, topic_name, range(100, 140))
+            await asyncio.to_thread(fill, there, topic_name, range(0, 20, 2))
+            with pytest.raises(headrace.DivergedLogError, match="10 records"):
+                await old.fail_back(back, from_(headrace_cluster, topic_name), [topic_name])
+            await asyncio.to_thread(fill, there, topic_name, [0])
+            found = await old.fail_back(back, from_(headrace_cluster, topic_name), [topic_name], discard=True)
+            assert found[topic_name] == {0: (50, 61, 70), 1: (50, 50, 70)}
+            await ends_at(old.admin, topic_name, {0: 70, 1: 70})
+            await asyncio.to_thread(fill, here, topic_name, range(2))
+            await ends_at(old.admin, topic_name, {0: 71, 1: 71})
+            await old.promote(back, wait=True)
+            await mirrors.delete(name)
+            again = await mirrors.fail_back(name, from_(source, topic_name), [topic_name])
+            assert again[topic_name] == {0: (71, 71, 71), 1: (71, 71, 71)}
+
+    asyncio.run(run())
+
+
+def test_a_topic_of_the_name_is_left_alone(source, headrace_cluster, topic_name):
+    """It is reported, and its records stay."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=servers) as mirrors,
+            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
+            working(name, servers),
+        ):
+            await there.create_topic(topic_name, partitions=2)
+            await mirrors.admin.create_topic(topic_name, partitions=2)
+            await asyncio.to_thread(fill, servers, topic_name, range(10))
+            await mirrors.create(name, from_(source, topic_name))
+
+            async def told():
+                return [topic.problem for topic in (await mirrors.describe(name)).topics]
+
+            (problem,) = await until(told, "the topic is reported")
+            assert "another topic has the name here" in problem
+            await ends_at(mirrors.admin, topic_name, {0: 5, 1: 5})
+
+    asyncio.run(run())
