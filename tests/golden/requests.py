@@ -116,6 +116,12 @@ def _broker(
         topics = [broker_pb2.TopicProduce(topic=topic, partitions=[part])]
         produce = broker_pb2.ProduceRequest(client_id=CLIENT_ID, acks=acks, timeout_ms=10_000, topics=topics)
         yield ask("Produce", note, produce)
+    copy = broker_pb2.PartitionProduce(partition=0, batches=[batch], deletions_end=1)
+    topics = [broker_pb2.TopicProduce(topic=by_id, partitions=[copy])]
+    produce = broker_pb2.ProduceRequest(
+        client_id=CLIENT_ID, acks=broker_pb2.ACKS_LEADER, timeout_ms=10_000, topics=topics, as_copies=True
+    )
+    yield ask("Produce", "copies, to a topic that is no mirror", produce)
     for note, as_records, part in (
         ("batches", False, broker_pb2.PartitionFetch(partition=0, max_bytes=1 << 20)),
         ("records", True, broker_pb2.PartitionFetch(partition=0, offset=1)),
