@@ -33,6 +33,7 @@ NAVIGATION = {
             "docs/guides/tables",
             "docs/guides/schemas",
             "docs/guides/directory",
+            "docs/guides/mirror",
             "docs/guides/kinds-of-values",
             "docs/guides/typed-topics",
             "docs/guides/sql",

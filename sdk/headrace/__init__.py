@@ -35,8 +35,15 @@ if TYPE_CHECKING:
     from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
     from headrace.client.interceptors.interceptor import ProducedBatch as ProducedBatch
     from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
+    from headrace.client.mirror.copying import CopyState as CopyState
+    from headrace.client.mirror.mirrors import Mirrors as Mirrors
     from headrace.client.mirror.promote import PromotedTopic as PromotedTopic
     from headrace.client.mirror.promote import promote as promote
+    from headrace.client.mirror.rows import CommonEnd as CommonEnd
+    from headrace.client.mirror.rows import MirrorDescription as MirrorDescription
+    from headrace.client.mirror.rows import MirroredTopic as MirroredTopic
+    from headrace.client.mirror.rows import MirrorSettings as MirrorSettings
+    from headrace.client.mirror.rows import PartitionReport as PartitionReport
     from headrace.client.opened.directory import LogDirectory as LogDirectory
     from headrace.client.opened.directory import open as open
     from headrace.client.opened.fetched import CopiedPartition as CopiedPartition
@@ -152,7 +159,16 @@ _NAMES = {
         "ProducerInterceptor",
     ),
     "headrace.client.opened.directory": ("LogDirectory", "open"),
+    "headrace.client.mirror.copying": ("CopyState",),
+    "headrace.client.mirror.mirrors": ("Mirrors",),
     "headrace.client.mirror.promote": ("PromotedTopic", "promote"),
+    "headrace.client.mirror.rows": (
+        "CommonEnd",
+        "MirrorDescription",
+        "MirrorSettings",
+        "MirroredTopic",
+        "PartitionReport",
+    ),
     "headrace.client.opened.fetched": ("CopiedPartition", "fetch"),
     "headrace.client.producer.futures": (
         "BatchFuture",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.client.admin.admin_async import AsyncAdmin as Admin
 from headrace.client.consumer.consumer_async import AsyncConsumer as Consumer
 from headrace.client.consumer.reader_async import AsyncReader as Reader
+from headrace.client.mirror.mirrors_async import AsyncMirrors as Mirrors
 from headrace.client.producer.producer_async import BatchFuture, Producer, RecordFuture
 from headrace.client.table.table_async import AsyncTable as Table
 
@@ -20,6 +21,7 @@ __all__ = [
     "AsyncLogDirectory",
     "BatchFuture",
     "Consumer",
+    "Mirrors",
     "Producer",
     "Reader",
     "RecordFuture",
