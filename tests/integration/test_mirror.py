@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import asynccontextmanager, suppress
 
@@ -10,11 +11,13 @@ import headrace
 import headrace.aio
 import pytest
 from headrace import TopicPartition
+from headrace.cli.main import app
 from headrace.client.mirror.copying import end_tasks
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import MirrorSettings
 from headrace.client.mirror.worker import MirrorWorker
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from typer.testing import CliRunner
 
 from .test_promote_directory import batches_of
 
@@ -103,7 +106,8 @@ def test_a_mirror_is_equal_and_is_promoted(source, headrace_cluster, topic_name)
                 config = (await mirrors.admin.describe_config(topic_name))["retention_ms"].value
                 offsets = await mirrors.admin.group_offsets(group)
                 partitions = len((await mirrors.admin.describe_topic(topic_name)).partitions)
-                return (config, partitions) == ("3600000", 3) and offsets[TopicPartition(topic_name, 0)].offset == 17
+                stored = [committed.offset for committed in offsets.values()]
+                return (config, partitions, stored) == ("3600000", 3, [17])
 
             await until(followed, "settings, partitions and groups follow")
 
@@ -213,3 +217,111 @@ def test_a_topic_of_the_name_is_left_alone(source, headrace_cluster, topic_name)
             await ends_at(mirrors.admin, topic_name, {0: 5, 1: 5})
 
     asyncio.run(run())
+
+
+def test_what_the_source_does_not_have_any_more(source, headrace_cluster, topic_name):
+    """Deleted records are a gap; a topic that was created again is reported, and the copy of the old one stays."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=servers) as mirrors,
+            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
+        ):
+            await there.create_topic(topic_name, partitions=2)
+            await mirrors.create(name, from_(source, topic_name))
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100))
+            async with working(name, servers):
+                await ends_at(mirrors.admin, topic_name, {0: 50, 1: 50})
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100, 200))
+            await there.delete_records(topic_name, {0: 73, 1: 20})
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(200, 220))
+            async with working(name, servers):
+                await ends_at(mirrors.admin, topic_name, {0: 110, 1: 110})
+
+                async def started():
+                    found = await mirrors.admin.list_offsets(topic_name, "earliest")
+                    return {tp.partition: at.offset for tp, at in found.items()} == {0: 73, 1: 20}
+
+                await until(started, "the log start follows")
+                ours = [(each.partition, each.offset, each.value) for each in await read_all(servers, topic_name)]
+                theirs = await read_all(source.bootstrap_servers, topic_name)
+                assert sorted(ours) == sorted((each.partition, each.offset, each.value) for each in theirs)
+                assert len(ours) == (110 - 73) + (110 - 20)
+                await there.delete_topic(topic_name)
+                await there.create_topic(topic_name, partitions=2)
+
+                async def told():
+                    (topic,) = (await mirrors.describe(name)).topics
+                    return topic.problem
+
+                assert "deleted and created again at the source" in await until(told, "it is reported")
+                await ends_at(mirrors.admin, topic_name, {0: 110, 1: 110})
+                await mirrors.admin.delete_topic(topic_name)
+                await ends_at(mirrors.admin, topic_name, {0: 0, 1: 0})
+
+    asyncio.run(run())
+
+
+async def read_all(servers, topic):
+    async with headrace.aio.Reader(topic, bootstrap_servers=servers) as reader:
+        return [record async for record in reader]
+
+
+def test_another_cluster_under_the_source_s_address(source, headrace_cluster, topic_name):
+    """Nothing is copied from it, and the mirror says so."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+
+    async def run():
+        async with AsyncMirrors(bootstrap_servers=servers) as mirrors:
+            await mirrors.create(name, from_(source, topic_name))
+            described = await mirrors.describe(name)
+            await mirrors.note_source(name, described, "another cluster")
+            async with working(name, servers):
+
+                async def told():
+                    return (await mirrors.describe(name)).problem
+
+                assert "and was another cluster" in await until(told, "it is reported")
+            await mirrors.delete(name)
+
+    asyncio.run(run())
+
+
+def test_the_command_line(source, headrace_cluster, topic_name):
+    """Each command's result, exit code and JSON."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+    runner = CliRunner()
+
+    def headrace_mirror(arguments, *, code=0):
+        result = runner.invoke(app, [*f"mirror {arguments} -b {servers}".split(), "--output", "json"])
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout) if result.stdout else None
+
+    with headrace.Admin(bootstrap_servers=source.bootstrap_servers) as there:
+        there.create_topic(topic_name, partitions=2)
+    fill(source.bootstrap_servers, topic_name, range(10))
+    headrace_mirror(f"status {name}", code=4)
+    headrace_mirror(f"create {name} --source {source.bootstrap_servers} --source-setting nonsense", code=2)
+    headrace_mirror(f"create {name} --source {source.bootstrap_servers} --topics {topic_name} --rate 50MB")
+    assert headrace_mirror(f"status {name}", code=5)["state"] == "no worker"
+
+    async def run():
+        async with working(name, servers), AsyncMirrors(bootstrap_servers=servers) as mirrors:
+
+            async def copied():
+                found = await mirrors.describe(name)
+                return [report.end_offset for topic in found.topics for report in topic.partitions.values()] == [5, 5]
+
+            await until(copied, "it is copied and reported")
+            status = await asyncio.to_thread(headrace_mirror, f"status {name}")
+            assert (status["state"], status["lag"]) == ("copying", 0)
+            assert [(each["partition"], each["end_offset"]) for each in status["partitions"]] == [(0, 5), (1, 5)]
+
+    asyncio.run(run())
+    (promoted,) = headrace_mirror(f"promote {name} --yes")["topics"]
+    assert (promoted["topic"], promoted["not_copied"]) == (topic_name, 0)
+    assert name in [each["mirror"] for each in headrace_mirror("list")]
+    headrace_mirror(f"failback {name}-back --source {source.bootstrap_servers}", code=2)
+    headrace_mirror(f"delete {name} --yes")
+    headrace_mirror(f"status {name}", code=4)

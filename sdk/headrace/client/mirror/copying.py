@@ -13,7 +13,7 @@ from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.base.config import AdminConfig
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.mirror.fitting import LogPoint, fitting, gap
-from headrace.client.mirror.partition_calls import FETCHED_BYTES, Fetched, PartitionCalls
+from headrace.client.mirror.partition_calls import Fetched, PartitionCalls
 from headrace.client.net.transport import open_connections_async
 from headrace.wire.batch import read_header
 from headrace.wire.crc import ReadableBuffer
@@ -24,6 +24,10 @@ Result = TypeVar("Result")
 
 FETCH_WAIT_MS = 1_000
 """Time for which a fetch waits for records at the end of the source."""
+MEMORY_BYTES = 64 << 20
+"""Memory for the answers of all copies of one worker; each has at most three of them."""
+MIN_FETCHED_BYTES = 64 << 10
+MAX_FETCHED_BYTES = 4 << 20
 
 
 class Side:
@@ -55,13 +59,20 @@ class Side:
         return await aexecute(operation, self._connections.run_step)
 
 
-class Throttle:
-    """Limit of the bytes that several copies take together in a second."""
+class CopyLimits:
+    """Limits of several copies together."""
 
     def __init__(self, bytes_per_second: int = 0) -> None:
         """`0` means no limit."""
         self.bytes_per_second = bytes_per_second
+        self.copies = 1
+        """Number of copies that may run at the same time."""
         self._free_at = 0.0
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of one fetch, and so of one append, unless a single batch is larger."""
+        return max(MIN_FETCHED_BYTES, min(MAX_FETCHED_BYTES, MEMORY_BYTES // self.copies))
 
     async def take(self, size_bytes: int) -> None:
         """Wait until `size_bytes` may be copied."""
@@ -107,14 +118,14 @@ class PartitionCopy:
         number: int,
         source: tuple[Side, PartitionCalls],
         target: tuple[Side, PartitionCalls],
-        throttle: Throttle,
+        limits: CopyLimits,
         progress: Callable[[CopyState], object] = lambda state: None,
     ) -> None:
         """`progress` is called after each append."""
         self._number = number
         self._source, self._source_calls = source
         self._target, self._target_calls = target
-        self._throttle = throttle
+        self._limits = limits
         self._progress = progress
         self.state = CopyState(self._target_calls.topic, number)
         self._end = LogPoint(0, 0)
@@ -150,7 +161,7 @@ class PartitionCopy:
                 if until is None or last.end_offset < until:
                     fetching = asyncio.create_task(self._fetch(last.end_offset))
                 size_bytes = sum(map(len, batches))
-                await self._throttle.take(size_bytes)
+                await self._limits.take(size_bytes)
                 self._deletions_end = fetched.deletions_end
                 await self._append(batches)
                 if self._end.offset != last.end_offset and fetching is not None:
@@ -171,7 +182,7 @@ class PartitionCopy:
         fetch = self._source_calls.fetch
         try:
             return await self._source.run(
-                fetch(self._number, offset, max_wait_ms=FETCH_WAIT_MS, max_bytes=FETCHED_BYTES)
+                fetch(self._number, offset, max_wait_ms=FETCH_WAIT_MS, max_bytes=self._limits.fetched_bytes)
             )
         except OffsetOutOfRangeError:
             tp = TopicPartition(self._source_calls.topic, self._number)
@@ -185,7 +196,9 @@ class PartitionCopy:
                 ) from None
             if start <= offset:
                 raise
-        return await self._source.run(fetch(self._number, start, max_wait_ms=FETCH_WAIT_MS, max_bytes=FETCHED_BYTES))
+        return await self._source.run(
+            fetch(self._number, start, max_wait_ms=FETCH_WAIT_MS, max_bytes=self._limits.fetched_bytes)
+        )
 
     async def _append(self, batches: Iterable[ReadableBuffer]) -> None:
         """Append batches, and note where the log ends then."""

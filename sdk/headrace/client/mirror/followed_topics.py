@@ -46,12 +46,9 @@ class FollowedTopics:
         """Create or change one topic; return its id at the source, and why it is not copied."""
         original = await self._source.describe_topic(topic.name)
         source_id = original.topic_id.hex()
-        if topic.source_id and topic.source_id != source_id:
-            return topic.source_id, (
-                "the topic was deleted and created again at the source; delete it here to mirror the new one"
-                if exists
-                else ""
-            )
+        if exists and topic.source_id and topic.source_id != source_id:
+            problem = "the topic was deleted and created again at the source; delete it here to mirror the new one"
+            return topic.source_id, problem
         wanted = await _settings(self._source, topic.name)
         if not exists:
             await self._target.create_topic(

@@ -143,18 +143,24 @@ class AsyncMirrors:
             chosen = _chosen(described, topics)
         now_ms = str(time.time_ns() // 1_000_000)
         for topic in chosen:
+            mirror = await self._mirror_of(topic.name)
+            if mirror is None or (mirror != name and topic.problem):
+                continue  # It was never a copy of this mirror.
+            if mirror == name:
+                await self.admin.alter_config(topic.name, unset=["mirror"])
             if not topic.is_promoted:
                 await self._table.put(topic_key(name, topic.name), {"promoted_ms": now_ms})
-                await self._leave(name, topic.name)
                 topic.is_promoted = True
         if topics is None and not described.promoted_ms:
             await self._table.put(mirror_key(name), {"promoted_ms": now_ms})
         return chosen
 
-    async def _leave(self, name: str, topic: str) -> None:
-        """Remove the setting that makes a topic a copy of this mirror."""
-        if (await self.admin.describe_config(topic))["mirror"].value == name:
-            await self.admin.alter_config(topic, unset=["mirror"])
+    async def _mirror_of(self, topic: str) -> str | None:
+        """Return the mirror that copies a topic, empty if none does; `None` if there is no such topic."""
+        try:
+            return (await self.admin.describe_config(topic))["mirror"].value
+        except UnknownTopicError:
+            return None
 
     async def _wait_copied(self, name: str, topics: Sequence[MirroredTopic], timeout: float) -> None:
         """Wait until the copies end where the source does now."""

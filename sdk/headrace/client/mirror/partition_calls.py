@@ -30,9 +30,6 @@ from headrace.wire.errors import (
 from headrace.wire.ids import TopicPartition
 from headrace.wire.zero_copy import SplicedMessage
 
-FETCHED_BYTES = 4 << 20
-"""Bytes of one fetch, and so of one append, unless a single batch is larger."""
-
 
 class Fetched(NamedTuple):
     """Answer to a fetch of one partition."""
@@ -83,6 +80,8 @@ class PartitionCalls:
         error = rpc.error_of(result)
         if error is not None:
             raise error
+        if spliced.message.throttle_ms and max_wait_ms:  # The broker has no place for this fetch to wait.
+            yield Pause(spliced.message.throttle_ms / 1000)
         return Fetched(
             spliced.batches[0][0] if spliced.batches[0] else b"",
             result.high_watermark,

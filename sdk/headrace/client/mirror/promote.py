@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import AdminSettings
-from headrace.client.mirror.copying import CopyState, PartitionCopy, Side, Throttle
+from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy, Side
 from headrace.client.mirror.partition_calls import PartitionCalls
 from headrace.client.opened.directory import LogDirectory
 from headrace.wire.errors import HeadraceError, TimedOutError, TopicAlreadyExistsError, UnknownTopicError
@@ -126,7 +126,7 @@ class _Promotion:
     ) -> None:
         self._names = names
         self._replication_factor = replication_factor
-        self._throttle = Throttle(bytes_per_second)
+        self._limits = CopyLimits(bytes_per_second)
         self._progress = progress
 
     async def run(self, source: str, config: AdminConfig, settings: dict[str, Any]) -> list[PromotedTopic]:
@@ -173,7 +173,7 @@ class _Promotion:
 
         async def copy(number: int, end_offset: int) -> int:
             async with room:
-                one = PartitionCopy(number, (old, source), (new, calls), self._throttle, self._progress)
+                one = PartitionCopy(number, (old, source), (new, calls), self._limits, self._progress)
                 await one.run(end_offset)
                 return one.state.size_bytes
 

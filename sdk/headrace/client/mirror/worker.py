@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.settings_types import AdminSettings
-from headrace.client.mirror.copying import CopyState, PartitionCopy, Side, Throttle, end_tasks
+from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy, Side, end_tasks
 from headrace.client.mirror.followed_groups import FollowedGroups
 from headrace.client.mirror.followed_topics import FollowedTopics
 from headrace.client.mirror.mirrors_async import AsyncMirrors
@@ -113,13 +113,13 @@ class _Serving:
         self._name, self._worker_id = name, worker_id
         self._described = described
         self._mirrors, self._source, self._target = mirrors, source, target
-        self._throttle = Throttle(described.settings.bytes_per_second)
+        self._limits = CopyLimits(described.settings.bytes_per_second)
         self._topics = FollowedTopics(name, source.admin, mirrors)
         self._groups = FollowedGroups(source.admin, target.admin)
         self._copies: dict[TopicPartition, _RunningCopy] = {}
-        self._partitions: dict[str, tuple[str, int]] = {}
-        """Source id and number of partitions by topic."""
-        self._alive_at = self._reported_at = self._followed_at = -1e9
+        self._partitions: dict[str, int] = {}
+        """Number of partitions by topic."""
+        self._alive_at = self._reported_at = self._followed_at = self._counted_at = -1e9
 
     async def look(self) -> bool:
         """Read the table, and do what is due; return whether to continue.
@@ -159,22 +159,24 @@ class _Serving:
 
     async def _share(self, described: MirrorDescription, workers: Iterable[str]) -> None:
         """Begin and end copies, so that this worker copies its share."""
+        copied = {topic.name: topic for topic in described.topics if topic.source_id and not topic.problem}
+        copied = {name: topic for name, topic in copied.items() if not topic.is_promoted}
+        now = asyncio.get_running_loop().time()
+        if now - self._counted_at >= FOLLOW_SECONDS or not set(copied) <= set(self._partitions):
+            found = await self._target.admin.describe_topics()
+            self._partitions = {topic.name: len(topic.partitions) for topic in found}
+            self._counted_at = now
         mine: dict[TopicPartition, str] = {}
-        for topic in described.topics:
-            if topic.is_promoted or topic.problem or not topic.source_id:
-                continue
-            source_id, count = self._partitions.get(topic.name, ("", 0))
-            if source_id != topic.source_id or self._followed_at > self._reported_at:
-                count = len((await self._target.admin.describe_topic(topic.name)).partitions)
-                self._partitions[topic.name] = topic.source_id, count
-            for number in range(count):
-                if _owner(f"{topic.name}/{number}", workers) == self._worker_id:
-                    mine[TopicPartition(topic.name, number)] = topic.source_id
+        for name, topic in copied.items():
+            for number in range(self._partitions.get(name, 0)):
+                if _owner(f"{name}/{number}", workers) == self._worker_id:
+                    mine[TopicPartition(name, number)] = topic.source_id
+        self._limits.copies = max(1, len(mine))
         others = [tp for tp, copy in self._copies.items() if mine.get(tp) != copy.source_id]
         await end_tasks([self._copies.pop(tp).task for tp in others])
         for tp, source_id in mine.items():
             if tp not in self._copies:
-                self._copies[tp] = _RunningCopy(tp, source_id, self._source, self._target, self._throttle)
+                self._copies[tp] = _RunningCopy(tp, source_id, self._source, self._target, self._limits)
 
     async def _report(self) -> None:
         """Write the reports that have changed."""
@@ -208,10 +210,10 @@ class _Serving:
 class _RunningCopy:
     """Copy of one partition that is tried again after errors."""
 
-    def __init__(self, tp: TopicPartition, source_id: str, source: Side, target: Side, throttle: Throttle) -> None:
+    def __init__(self, tp: TopicPartition, source_id: str, source: Side, target: Side, limits: CopyLimits) -> None:
         self.source_id = source_id
         self._tp = tp
-        self._source, self._target, self._throttle = source, target, throttle
+        self._source, self._target, self._limits = source, target, limits
         self._state = CopyState(tp.topic, tp.partition)
         self._problem = ""
         self._told: tuple[int, int, str, int] = (-2, -2, "", 0)
@@ -225,7 +227,7 @@ class _RunningCopy:
                     self._tp.partition,
                     (self._source, self._source.topic(self._tp.topic, bytes.fromhex(self.source_id))),
                     (self._target, self._target.topic(self._tp.topic, topic_id)),
-                    self._throttle,
+                    self._limits,
                     self._went_on,
                 )
                 self._state = one.state

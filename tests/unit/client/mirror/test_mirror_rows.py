@@ -1,0 +1,97 @@
+"""State of mirrors in the rows of their table."""
+
+from __future__ import annotations
+
+import pytest
+from headrace.client.base.errors import ConfigError
+from headrace.client.mirror.metrics import MirrorCollector
+from headrace.client.mirror.rows import MirrorSettings, PartitionReport, describe
+from headrace.client.mirror.worker import _owner
+
+SOURCE = {"bootstrap_servers": "west:7181"}
+
+
+def rows_of(name="west", **more):
+    settings = MirrorSettings(SOURCE, topics=("orders-*",), bytes_per_second=7)
+    report = PartitionReport(90, 100, 5_000, 7_000, "w0")
+    return {
+        f"mirror/{name}": {"settings": settings.to_text(), "cluster": "c1"},
+        f"topic/{name}/orders-eu": {"source_id": "ab", "problem": ""},
+        f"copies/{name}/orders-eu": {"0": report.to_text(), "11": report.to_text()},
+        f"worker/{name}/w0": {"at_ms": "1"},
+        "mirror/other": {"settings": settings.to_text()},
+        "worker/other/w9": {"at_ms": "1"},
+        **more,
+    }
+
+
+def test_a_mirror_is_described_by_its_own_rows():
+    """Settings come back as they were; lag and age count from what the source answered last."""
+    described = describe(rows_of(), "west")
+    assert described is not None
+    assert described.settings == MirrorSettings(SOURCE, topics=("orders-*",), bytes_per_second=7)
+    assert (described.source_cluster, described.workers, described.lag) == ("c1", ["w0"], 20)
+    (topic,) = described.topics
+    assert (topic.name, topic.source_id, sorted(topic.partitions)) == ("orders-eu", "ab", [0, 11])
+    assert (topic.partitions[0].lag, topic.partitions[0].lag_ms) == (10, 2_000)
+    assert describe(rows_of(), "east") is None
+
+
+def test_a_report_without_an_answer_has_no_lag():
+    """Unknown is not zero."""
+    report = PartitionReport(-1, -1, 0, 0, "w0", "refused")
+    assert (report.lag, report.lag_ms) == (-1, -1)
+    assert PartitionReport.from_text(report.to_text()) == report
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (MirrorSettings({**SOURCE, "api_key": "hrk_secret"}), "api_key of the source would be stored"),
+        (MirrorSettings({"bootstrap_servers": "dir:events"}), "headrace promote copies a directory"),
+        (MirrorSettings(SOURCE, topics=()), "names no topics"),
+        (MirrorSettings(SOURCE, bytes_per_second=-1), "must not be negative"),
+        (MirrorSettings({**SOURCE, "no_such_setting": 1}), "no_such_setting"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    """Before they are stored: no secret, no directory, no unknown name."""
+    with pytest.raises(ConfigError, match=message):
+        settings.check()
+
+
+def test_the_cluster_s_own_topics_are_not_copied():
+    """Nor is the table of mirrors."""
+    settings = MirrorSettings(SOURCE)
+    names = ["orders", "__audit", "headrace-mirrors"]
+    assert [name for name in names if settings.has_topic(name)] == ["orders"]
+    assert MirrorSettings(SOURCE, groups=("billing-*",)).has_group("billing-1")
+
+
+def test_few_partitions_move_when_a_worker_comes():
+    """Every item has one owner; those that move have the new worker as their owner."""
+    items = [f"orders/{number}" for number in range(1_000)]
+    before = {item: _owner(item, ["w0", "w1"]) for item in items}
+    after = {item: _owner(item, ["w0", "w1", "w2"]) for item in items}
+    moved = [item for item in items if before[item] != after[item]]
+    assert {after[item] for item in moved} == {"w2"}
+    assert 250 < len(moved) < 420
+    assert min(list(before.values()).count(worker) for worker in ("w0", "w1")) > 400
+
+
+def test_metrics_have_what_the_workers_reported():
+    """A lag that is not known is absent."""
+    collector = MirrorCollector()
+    unknown = PartitionReport(-1, -1, 0, 0, "w0", "refused").to_text()
+    described = describe(rows_of(**{"copies/west/orders-us": {"0": unknown}}), "west")
+    assert described is not None
+    collector.report(described)
+    samples = {
+        (sample.name, sample.labels["topic"], sample.labels.get("partition")): sample.value
+        for metric in collector.collect()
+        for sample in metric.samples
+    }
+    assert samples["headrace_mirror_lag_records", "orders-eu", "0"] == 10
+    assert samples["headrace_mirror_lag_seconds", "orders-eu", "0"] == 2
+    assert samples["headrace_mirror_partition_failed", "orders-us", "0"] == 1
+    assert ("headrace_mirror_lag_records", "orders-us", "0") not in samples
