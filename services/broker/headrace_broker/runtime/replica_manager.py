@@ -249,6 +249,7 @@ class ReplicaManager:
             elif entry is None or entry.mod_revision > partition.replica.revision:
                 await self._remove_replica(partition, gone=topic is None)
             return
+        has_new_config = False
         if partition is None:
             try:
                 await self._claim(log_id, entry)
@@ -261,13 +262,15 @@ class ReplicaManager:
             if self._broker_epoch is not None:
                 partition.handle(SessionStarted(self._broker_epoch))
         elif partition.config != topic.config:
-            partition.update_config(topic.config)
-            await partition.update_log_settings()
-            log.info("topic_config_applied", topic=topic.name, partition=number)
+            has_new_config = True
+            partition.update_config(topic.config)  # Before the key of this revision, and without a wait between them.
         is_news = entry.mod_revision > partition.replica.revision
         partition.handle(StateSeen(entry.state, entry.mod_revision))
         if is_news:
             self._note_left(partition)
+        if has_new_config:
+            await partition.update_log_settings()
+            log.info("topic_config_applied", topic=topic.name, partition=number)
 
     async def _remove_replica(self, partition: Partition, *, gone: bool) -> None:
         """Remove a replica if there is evidence that it may be deleted, or, with `gone`, if its topic is absent.
