@@ -6,10 +6,12 @@ A copy has been checked by the leader of its source, and is checked again: who m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from headrace.log.compacted_writer import BATCH_BYTES
 from headrace.partition.batch_checks import BatchLimits
-from headrace.partition.topic_configs import CONFIGS, TopicConfig, Validation
+from headrace.partition.topic_configs import CODECS, CONFIGS, TopicConfig, Validation
 from headrace.wire.batch import BatchFlags, Codec, check_batch
 from headrace.wire.columns import check_columns
 from headrace.wire.crc import ReadableBuffer
@@ -17,6 +19,8 @@ from headrace.wire.errors import DivergedLogError, HeadraceError, InvalidRequest
 
 MAX_COPY_BYTES = 2 * CONFIGS["max_batch_bytes"].maximum
 """Limit of one batch: compaction at the source may have made one of two."""
+_MERGED_RECORDS = BATCH_BYTES // 8
+"""Maximum records of the small batches to which compaction adds another one: a record has two offsets of 4 bytes."""
 _UNAPPENDABLE = int(BatchFlags.TRANSACTIONAL | BatchFlags.CONTROL)
 
 
@@ -45,6 +49,11 @@ def check_mirror(topic: str, config: TopicConfig) -> None:
         )
 
 
+def copied_config(config: TopicConfig) -> TopicConfig:
+    """Return the settings by which copies are checked: with any codec, which their topic may have allowed once."""
+    return replace(config, allowed_codecs=",".join(CODECS))
+
+
 def check_copies(
     batches: Sequence[ReadableBuffer],
     config: TopicConfig,
@@ -62,7 +71,7 @@ def check_copies(
         header = check_batch(
             batch,
             max_batch_bytes=MAX_COPY_BYTES,
-            max_records=limits.max_batch_records,
+            max_records=limits.max_batch_records + _MERGED_RECORDS,
             max_payload_bytes=limits.max_payload_bytes,
         )
         if header.flags & _UNAPPENDABLE:
