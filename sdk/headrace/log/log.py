@@ -262,7 +262,8 @@ class PartitionLog:
         """Append batches of another log with their offsets, append timestamps and chain; return their headers.
 
         Only their leader epoch is replaced, by that of this log's leader, because epochs are of one cluster. Nothing is
-        appended unless all batches are whole and continue the log.
+        appended unless all batches are whole and continue the log. Then all are, or of a gap of more offsets than a
+        segment can have the first ones: those whose headers are returned.
 
         Raises:
             OffsetOutOfRangeError: If they do not begin at the log end.
@@ -275,23 +276,24 @@ class PartitionLog:
             last_epoch = self._epochs.last_epoch
             assert leader_epoch >= last_epoch, f"epoch {leader_epoch} after {last_epoch}"
             headers = list(_check_copies(batches, self.end))
+            if not headers:
+                return headers
             if leader_epoch > last_epoch or self.durability.epochs_due:
                 self._start_epoch(leader_epoch)
-            for first, end in _written_together(headers):
-                run = headers[first:end]
-                buffers: list[bytes | memoryview] = []
-                for header, batch in zip(run, batches[first:end], strict=True):
-                    buffers.append(
-                        stamp(
-                            header, base_offset=header.base_offset, append_timestamp_ms=header.append_timestamp_ms,
-                            leader_epoch=leader_epoch, previous_crc=header.previous_crc,
-                        )
-                    )  # fmt: skip
-                    buffers.append(memoryview(batch)[STAMP_BYTES:])
-                size_bytes = sum(header.batch_bytes for header in run)
-                offsets = run[-1].end_offset - run[0].base_offset
-                segment = self._writer.segment_for(size_bytes, offsets, run[0].append_timestamp_ms)
-                self._writer.write(segment, buffers, run, size_bytes=size_bytes, leader_epoch=leader_epoch)
+            headers = _of_one_segment(headers)
+            buffers: list[bytes | memoryview] = []
+            for header, batch in zip(headers, batches, strict=False):
+                buffers.append(
+                    stamp(
+                        header, base_offset=header.base_offset, append_timestamp_ms=header.append_timestamp_ms,
+                        leader_epoch=leader_epoch, previous_crc=header.previous_crc,
+                    )
+                )  # fmt: skip
+                buffers.append(memoryview(batch)[STAMP_BYTES:])
+            size_bytes, first = sum(header.batch_bytes for header in headers), headers[0]
+            offsets = headers[-1].end_offset - first.base_offset
+            segment = self._writer.segment_for(size_bytes, offsets, first.append_timestamp_ms)
+            self._writer.write(segment, buffers, headers, size_bytes=size_bytes, leader_epoch=leader_epoch)
             return headers
 
     def roll_if_due(self, at_ms: int) -> bool:
@@ -480,12 +482,9 @@ def _check_copies(batches: Sequence[ReadableBuffer], before: ChainPoint) -> Iter
         yield header
 
 
-def _written_together(headers: Sequence[BatchHeader]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of the batches that fit into one segment by their offsets."""
-    first = 0
+def _of_one_segment(headers: list[BatchHeader]) -> list[BatchHeader]:
+    """Return the first batches, as many as a segment can have by their offsets."""
     for index, header in enumerate(headers):
-        if index > first and header.end_offset - headers[first].base_offset > MAX_COMPACTED_OFFSETS:
-            yield first, index
-            first = index
-    if headers:
-        yield first, len(headers)
+        if index and header.end_offset - headers[0].base_offset > MAX_COMPACTED_OFFSETS:
+            return headers[:index]
+    return headers

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.partition.batch_checks import AppendResult, Run, find_compressed, parts_of
-from headrace.partition.copies import check_copies, check_mirror, lacks_deletions
+from headrace.partition.copies import check_copies, check_mirror, copied_config, lacks_deletions
 from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, StorageOfflineError, TimedOutError
 from headrace.wire.ids import LeaderEpoch, Offset
@@ -181,21 +182,15 @@ class PartitionAppender:
         result = AppendResult()
         async with self._log_lock:
             try:
-                config = self._partition.config
-                self._replica.check_leading(known_epoch).check_appending(committed=committed)
-                check_mirror(self._partition.topic, config)
-                result.leader_epoch = leader_epoch = self._replica.leader_epoch
-                result.log_start_offset, result.end_offset = self._replica.known_log_start, self._replica.log_end_offset
-                compressed = find_compressed(batches, config)
-                inflated = await check_compressed(batches, compressed, config, self._context)
-                started = time.perf_counter()
-                headers = await self._partition.in_thread(
-                    lambda: self._write_copies(batches, leader_epoch, deletions_end, inflated)
-                )
-                result.append_seconds = time.perf_counter() - started
-                self._note_copies(headers, result)
-                if not self._replica.counts_append(leader_epoch):
-                    raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
+                self._check_copying(known_epoch, committed=committed)
+                config = copied_config(self._partition.config)
+                inflated = await check_compressed(batches, find_compressed(batches, config), config, self._context)
+                self._check_copying(known_epoch, committed=committed)  # Again: inflating takes time.
+                result.leader_epoch, result.log_start_offset = self._replica.leader_epoch, self._replica.known_log_start
+                result.end_offset = self._replica.log_end_offset
+                check = partial(check_copies, batches, config, self._context.settings, inflated)
+                while len(result.base_offsets) < len(batches):
+                    await self._write_some(batches, check, deletions_end, result)
             except HeadraceError as error:
                 self._end_append(result, error)
             if self._partition.log is not None:
@@ -203,18 +198,29 @@ class PartitionAppender:
                 result.log_end_offset, result.log_end_crc = end.offset, end.crc
         return result
 
-    def _write_copies(
-        self,
-        batches: Sequence[bytes],
-        leader_epoch: int,
-        deletions_end: int,
-        inflated: Mapping[int, HeadraceError | None],
-    ) -> list[BatchHeader]:
-        check_copies(batches, self._partition.config, self._context.settings, inflated)
-        partition_log = self._partition.open_log
-        if lacks_deletions(partition_log, deletions_end):  # First: the batches may lack deletions.
-            partition_log.compaction.raise_deletions_end(deletions_end)
-        return partition_log.append_copies(batches, leader_epoch=leader_epoch)
+    def _check_copying(self, known_epoch: int, *, committed: bool) -> None:
+        self._replica.check_leading(known_epoch).check_appending(committed=committed)
+        check_mirror(self._partition.topic, self._partition.config)
+
+    async def _write_some(
+        self, batches: Sequence[bytes], check: Callable[[], None], deletions_end: int, result: AppendResult
+    ) -> None:
+        """Write the copies that `result` does not have, or the first ones, in a thread, which calls `check` before."""
+        left, leader_epoch = batches[len(result.base_offsets) :], result.leader_epoch
+
+        def write() -> list[BatchHeader]:
+            check()
+            partition_log = self._partition.open_log
+            if lacks_deletions(partition_log, deletions_end):  # First: the batches may lack deletions.
+                partition_log.compaction.raise_deletions_end(deletions_end)
+            return partition_log.append_copies(left, leader_epoch=leader_epoch)
+
+        started = time.perf_counter()
+        headers = await self._partition.in_thread(write)
+        result.append_seconds += time.perf_counter() - started
+        self._note_copies(headers, result)
+        if not self._replica.counts_append(leader_epoch):
+            raise NotLeaderError("leadership moved during the append", outcome=Outcome.UNKNOWN)
 
     def _note_copies(self, headers: Sequence[BatchHeader], result: AppendResult) -> None:
         """Report copied batches to the core, the flusher and the counters."""
