@@ -185,6 +185,11 @@ class FollowedPartition:
             self.leader_epoch, self.missed_deletions_end = bounds.leader_epoch, bounds.deletions_end
 
     @property
+    def removed_deletions_end(self) -> int:
+        """See `ReadablePartition`; without a compaction that has not ended yet."""
+        return self.missed_deletions_end
+
+    @property
     def reader(self) -> LogReader:
         """Reader of the log."""
         return self.log.reader

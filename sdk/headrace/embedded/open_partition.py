@@ -78,6 +78,11 @@ class DirectoryPartition:
     """As of `FollowedPartition`. The log is compacted only below what the state of its table has read."""
 
     @property
+    def removed_deletions_end(self) -> int:
+        """See `ReadablePartition`."""
+        return self.log.deletions_end
+
+    @property
     def visible_mark(self) -> Mark:
         """Place of `visible_end` in the files."""
         return self.log.flushed_mark if self.topic.config.counts_flushed else self.log.end_mark

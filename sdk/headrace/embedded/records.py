@@ -37,6 +37,10 @@ class ReadablePartition(Protocol):
     """Changes when records were removed that a reader of the log may have missed: deletions, below this offset."""
 
     @property
+    def removed_deletions_end(self) -> int:
+        """Offset below which compaction may have removed deletions; see `LogCompaction.deletions_end`."""
+
+    @property
     def reader(self) -> LogReader:
         """Reader of the log."""
 
@@ -95,6 +99,10 @@ class DirectoryRecords:
             InvalidRequestError: If the whole request is invalid.
         """
         request: broker_pb2.ProduceRequest = spliced.message
+        if request.as_copies:
+            raise InvalidRequestError(
+                "a directory takes no copies of another log", action="Mirror to a topic of a cluster."
+            )
         response = broker_pb2.ProduceResponse()
         written: list[DirectoryPartition] = []
         unflushed: list[tuple[DirectoryPartition, broker_pb2.PartitionProduceResult]] = []
@@ -340,6 +348,7 @@ class _Wanted:
                 self.does_not_fit = True
                 return
             self._found, self.size_bytes = found, size_bytes
+            result.deletions_end = partition.removed_deletions_end  # Afterwards: it is at least that of what was found.
         except HeadraceError as error:
             self._fail(error)
 
