@@ -104,7 +104,7 @@ class Copy(Table):
                 self.log.append_copies(list(gap(self.end, self.source_end, 0)), leader_epoch=self.epoch)
             else:
                 self.take(4_000)
-            assert (self.end, self.restarts) != before, "the copy goes on"
+            assert (self.end, self.restarts) != before, "the copy continues"
 
     @property
     def source_end(self) -> LogPoint:
