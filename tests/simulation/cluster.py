@@ -31,6 +31,7 @@ from tests.simulation.history import ANOMALIES, Final, Poll, Send, check
 from tests.simulation.host import Host
 from tests.simulation.invariants import Checks
 from tests.simulation.machine import LOSSES, BrokerNode
+from tests.simulation.mirrors import Copier, MirrorChecks
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
 from tests.simulation.promises import PromiseChecks, name_of
@@ -106,8 +107,15 @@ class Cluster:
         self.table_clients = [
             TableClient(self, number, plan.produce_period_ms) for number in range(3 if plan.is_table else 0)
         ]
-        self.clients += self.table_clients
-        self.writers: list[Producer | TableClient] = [*self.producers, *self.table_clients]
+        self.mirror = MirrorChecks(self) if plan.mirrors else None
+        """Of a topic that is one."""
+        self.copiers = [
+            Copier(self, self.mirror, number, plan.produce_period_ms)
+            for number in range(2 if self.mirror is not None else 0)
+            if self.mirror is not None
+        ]
+        self.clients += [*self.table_clients, *self.copiers]
+        self.writers: list[Producer | TableClient | Copier] = [*self.producers, *self.table_clients, *self.copiers]
         self._orders = 0
         self._is_settled = False
         """What administrators did is undone, since everything is healed."""
@@ -209,6 +217,8 @@ class Cluster:
             raise SimulationError("start", "not all brokers are registered")
         if not self.run_until(self.is_healthy, START_MS):
             raise SimulationError("start", "the topic has no leaders")
+        if self.mirror is not None:
+            self.mirror.begin()
         for client in self.clients:
             client.start()
         self._look_after_brokers()
@@ -250,6 +260,8 @@ class Cluster:
                 configs["retention_ms"] = "-1"
         if not self.flushed_only:
             configs["durability"] = "async"
+        if plan.mirrors:
+            configs |= {"mirror": "m", "retention_ms": "-1"}
         self.topic = metadata_pb2.Topic(
             name="t",
             topic_id=(len(self._topics) + 1).to_bytes(16, "big"),
@@ -457,6 +469,8 @@ class Cluster:
             node.start()
         for coordinator in self.coordinators:
             coordinator.start()
+        if self.mirror is not None:
+            self.mirror.promote()
         for client in self.writers:
             client.sending = False
 
@@ -485,6 +499,8 @@ class Cluster:
             self._judge_rows()
             return
         finals = self.read_all()
+        if self.mirror is not None:
+            self._check_copies(self.mirror)
         known = {self.number_of(key): self.checks.partitions[key] for key in self.partitions}
         lost = [(number, *each) for number, partition in known.items() for each in partition.lost]
         resent = [(number, *each) for number, partition in known.items() for each in partition.resent]
@@ -500,6 +516,16 @@ class Cluster:
             self.world.count(JUDGED + name, compared[name])
         if anomalies:
             raise SimulationError(f"history: {anomalies[0].name}", "; ".join(str(each) for each in anomalies[:5]))
+
+    def _check_copies(self, mirror: MirrorChecks) -> None:
+        for key in self.partitions:
+            copies = set()
+            for broker_id in self.state(key).replicas:
+                host = self.host(broker_id, key)
+                assert host is not None, "quiet means that every replica is there"
+                with host.broker.node.sound_disk():
+                    copies.add((int(host.log.log_start_offset), mirror.check_disk(host, host.log)))
+            self.world.count("copies that stay", max(count for _, count in copies))
 
     def _judge_rows(self) -> None:
         for topic_id, operations in self.row_operations.items():

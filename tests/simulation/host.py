@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
 
     from tests.simulation.broker import Broker
+    from tests.simulation.mirrors import MirrorChecks
 
 SEGMENT_BYTES = 2_500
 INDEX_BYTES = 512
@@ -87,7 +88,7 @@ class Host:
         """The offsets that acknowledgements wait for, by token."""
         self._deletions: dict[int, int] = {}
         """The log starts that deletions wait for, by token."""
-        for name in ("append", "append_replicated", "truncate_to", "reset_to", "update_settings"):
+        for name in ("append", "append_copies", "append_replicated", "truncate_to", "reset_to", "update_settings"):
             setattr(log, name, partial(getattr(self, f"_{name}"), getattr(log, name)))
         retention: Any = log.retention
         retention.plan = partial(self._plan_retention, retention.plan)
@@ -136,10 +137,25 @@ class Host:
             headers = [header for header, _ in iter_batches(batches.data)]
         else:
             headers = [header for _, header in batches]
+        if self._mirror is not None:
+            self._tell(self._mirror.produced, self)
         for header in headers:
             self._tell(self.checks.appended, self, header, offset, leader_epoch, at_ms)
             offset += header.record_count
         return base
+
+    @property
+    def _mirror(self) -> MirrorChecks | None:
+        return self.broker.cluster.mirror
+
+    def _append_copies(self, append: Any, batches: Any, *, leader_epoch: int) -> Any:
+        headers = append(batches, leader_epoch=leader_epoch)
+        assert self._mirror is not None, "copies are of mirrors"
+        self._tell(self.checks.accepted, self, b"".join(map(bytes, batches)))
+        for header in headers:
+            self._tell(self._mirror.copied, self, header, self.checks.last_entry(self))
+            self._tell(self.checks.appended, self, header, header.base_offset, leader_epoch)
+        return headers
 
     def _stamp_clock(self) -> StampClock:
         assert self.partition is not None
@@ -149,6 +165,8 @@ class Host:
         headers = append(batches)
         self._tell(self.checks.accepted, self, batches)
         for header in headers:
+            if self._mirror is not None:
+                self._tell(self._mirror.replicated, self, header)
             self._tell(self.checks.appended, self, header, header.base_offset, header.leader_epoch)
         return headers
 

@@ -144,6 +144,11 @@ class Checks:
         if at_ms is not None:
             self.partitions[host.key].appended_ms[(base, epoch)] = at_ms
 
+    def last_entry(self, host: Host) -> Entry | None:
+        """Return the last batch of a log."""
+        entries = self._reference(host).entries
+        return entries[-1] if entries else None
+
     def _add(self, host: Host, reference: ReferenceLog, header: BatchHeader, base: int, epoch: int) -> None:
         partition = self.partitions[host.key]
         if header.is_compacted:

@@ -126,6 +126,8 @@ class Plan(FaultProfile):
     """Some columns of the table expire, and what has is removed without delay."""
     purges: bool = False
     """Rows of the table are deleted and purged."""
+    mirrors: bool = False
+    """The topic is a mirror, whose log copiers append, until it is promoted."""
     fences: bool = False
     """As the broker's `fence_on_lease_loss`."""
     cold_cache: bool = False
@@ -191,6 +193,8 @@ class Plan(FaultProfile):
             fences=chance.random() < 0.2,
             cold_cache=chance.random() < 0.2,
         )
+        if not buggy_etcd and random.Random(f"{seed}/mirrors").random() < MIRROR_SHARE:
+            return plan.with_mirror()
         is_table = plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE
         if not is_table:
             return plan
@@ -203,6 +207,11 @@ class Plan(FaultProfile):
     def with_table(self) -> Plan:
         """Return the plan with clients of a table; no one removes rows by their age or offset."""
         return replace(self, compacts=True, is_table=True, retention_ms=-1, producers=())
+
+    def with_mirror(self) -> Plan:
+        """Return the plan with a mirror, and without what gives up the topic, its settings or its records."""
+        faults = tuple(each for each in self.faults if each not in _ENDS_MIRRORS)
+        return replace(self, mirrors=True, compacts=False, retention_ms=-1, forgets=False, faults=faults)
 
     @property
     def is_orderly(self) -> bool:
@@ -228,6 +237,8 @@ COMPACTS_SHARE = 0.2
 """In this share of seeds the topic is compacted."""
 TABLE_SHARE = 0.4
 """In this share of the seeds with a compacted topic it is a table."""
+MIRROR_SHARE = 0.08
+"""In this share of seeds the topic is a mirror."""
 EXPIRES_SHARE = 0.5
 """In this share of the seeds with a table some columns expire."""
 PURGES_SHARE = 0.5
@@ -236,6 +247,8 @@ FORGETS_SHARE = 0.15
 """In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
+_ENDS_MIRRORS = ("topic made anew", "etcd put back", "unclean election")
+"""Another topic would be another mirror, an earlier etcd has its setting, and the copied log is not lost."""
 _TAKES_DISKS = ("volume put back", "etcd put back")
 """Where one replica may be the only one that has a record, or a write promises what async does, these would lose it."""
 _LOSSY = ("power all", "power in a call", "disk error", "corruption", "disk replaced", "disk full")
