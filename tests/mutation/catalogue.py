@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.catalogue_admission import ADMISSION
 from tests.mutation.catalogue_clients import CLIENTS
 from tests.mutation.catalogue_compaction import COMPACTION
+from tests.mutation.catalogue_copies import COPIES
 from tests.mutation.catalogue_etcd import ETCD
 from tests.mutation.catalogue_groups import GROUPS
 from tests.mutation.catalogue_identity import IDENTITY
@@ -20,6 +21,7 @@ CATALOGUE = (
     *ETCD,
     *STORAGE,
     *COMPACTION,
+    *COPIES,
     *TABLES,
     *TYPED,
     *CLIENTS,

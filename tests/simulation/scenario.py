@@ -7,7 +7,7 @@ waits for conditions, never for time. The invariants are checked after every eve
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import grpc
 from headrace.client.net.connection import PRODUCE
 from headrace.log.directory import LogId
 from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import HeadraceError, LeaderNotAvailableError, from_detail, from_rpc_error
 from headrace.wire.zero_copy import produce_request_bytes
@@ -198,14 +199,7 @@ class Scenario:
                 else:
                     sent.offset = result.base_offsets[0]
 
-        name = f"{sent.producer_id}.0.0 ".encode()
-        batch = encode_batch(
-            [name + value[len(name) :]],
-            base_timestamp_ms=0,
-            producer_id=sent.producer_id,
-            producer_epoch=0,
-            base_sequence=0,
-        )
+        batch = record_of(sent.producer_id, value)
         server = self.cluster.transport.servers[self.host(to).broker.address]
         server.call(PRODUCE, self._request(batch, sent.acks), 30.0, reply)
 
@@ -216,6 +210,39 @@ class Scenario:
             partition=self.key.partition
         )
         return produce_request_bytes(request, [[batch]])
+
+    # --- copies of another log ---
+
+    def configure(self, **configs: str) -> None:
+        """Change the topic's settings, and wait until the brokers that run have taken them up."""
+        self.cluster.configure(**configs)
+
+        def is_known() -> bool:
+            hosts = [self.cluster.host(broker_id, self.key) for broker_id in self.state.replicas]
+            partitions = [host.partition for host in hosts if host is not None]
+            return all(each is not None and each.config.mirror == configs["mirror"] for each in partitions)
+
+        self.until(is_known, f"all have heard of {configs}")
+
+    def copy(self, batches: Sequence[bytes], *, to: int, acks: int = 1) -> broker_pb2.PartitionProduceResult:
+        """Append batches as copies at a broker, and wait for its answer."""
+        request = broker_pb2.ProduceRequest(acks=ACKS[acks], timeout_ms=30_000, as_copies=True)
+        request.topics.add(topic=topics_pb2.TopicRef(topic_id=self.key.topic_id)).partitions.add(
+            partition=self.key.partition
+        )
+        names = [f"{header.producer_id}.0.0" for header in map(read_header, batches)]
+        number, at_ms = self.cluster.number_of(self.key), self.cluster.world.now_ms
+        order = self.cluster.next_order()
+        self.cluster.sends += [
+            Send("copier", number, (name,), UNKNOWN, -1, False, order, at_ms, numbered=False) for name in names
+        ]
+        answers: list[bytes | grpc.aio.AioRpcError] = []
+        server = self.cluster.transport.servers[self.host(to).broker.address]
+        server.call(PRODUCE, produce_request_bytes(request, [list(batches)]), 30.0, answers.append)
+        self.until(lambda: bool(answers), f"b{to} answers")
+        (answer,) = answers
+        assert isinstance(answer, bytes)
+        return broker_pb2.ProduceResponse.FromString(answer).topics[0].partitions[0]
 
     def produce(self, *, to: int, value: bytes = b"0") -> Sent:
         """Send one record and wait until it is acknowledged by all."""
@@ -462,6 +489,14 @@ class Scenario:
             )
         self.cluster.finish()
         self.cluster.close()
+
+
+def record_of(producer_id: int, value: bytes = b"0") -> bytes:
+    """Return the batch with the one record of a producer of the scenario."""
+    name = f"{producer_id}.0.0 ".encode()
+    return encode_batch(
+        [name + value[len(name) :]], base_timestamp_ms=0, producer_id=producer_id, producer_epoch=0, base_sequence=0
+    )
 
 
 class _Unlucky(random.Random):

@@ -225,3 +225,19 @@ def test_purged_rows_do_not_come_back():
         purged, missed = purged + counts["replicas purged"], missed + counts.get("replicas not purged", 0)
     assert purged > 20
     assert missed > 0
+
+
+def test_a_mirror_is_its_source_until_it_is_promoted():
+    """I33 with two copiers, in storms that move leaderships and truncate logs; what both sides append afterwards."""
+    counts = Counter()
+    for seed in range(4):
+        faults = ("kill", "isolate", "cut link", "move leader")
+        plan = Plan(seed, faults=faults, fault_period_ms=500, produce_period_ms=20, producers=(-1, -1)).with_mirror()
+        counts.update(check(plan).counts)
+    assert counts["copies acknowledged"] > 30
+    assert counts["copies refused: elsewhere"] > 20
+    assert counts["copies that stay"] > 50
+    assert counts["copies failed: INVALID_REQUEST"] > 10
+    assert counts["sends failed, fail: READ_ONLY_TOPIC"] > 10
+    assert counts["acknowledged"] > 50
+    assert counts["leaderships begun"] > 4
