@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.client.mirror.metrics import MirrorCollector
 from headrace.metrics import ClientCollector
 from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -23,6 +24,9 @@ Units are the base units (seconds, bytes); counters end in `_total`; a histogram
 
 _SDK = """An application exports these by a registered `headrace.metrics.ClientCollector` (extra `metrics`) that watches
 its producers and consumers."""
+
+_MIRRORS = """`headrace mirror run --metrics-port` serves these (extra `metrics`): for each partition that this
+worker copies, each topic of its mirrors that is not promoted, and each mirror."""
 
 
 def metrics_body() -> str:
@@ -45,6 +49,9 @@ def metrics_body() -> str:
             "## SDK",
             _SDK,
             _families(ClientCollector().collect()),
+            "## Mirrors",
+            _MIRRORS,
+            _families(MirrorCollector().collect()),
         ]
     )
 

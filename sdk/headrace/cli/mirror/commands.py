@@ -1,6 +1,7 @@
 """`headrace mirror`: create, list, status, promote, failback, delete, run."""
 
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +11,18 @@ from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Tabl
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, Yes, command, confirm
 
 if TYPE_CHECKING:
+    import logging
+
     from headrace.client.mirror.mirrors import Mirrors
     from headrace.client.mirror.rows import MirrorDescription, MirrorSettings
+
+
+class LogFormat(StrEnum):
+    """Form of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 app = typer.Typer(
     help="Manage mirrors: copies of topics of another cluster, with the same offsets.",
@@ -269,43 +280,63 @@ def run(
     metrics_host: Annotated[
         str, typer.Option("--metrics-host", metavar="HOST", help="Address for Prometheus.")
     ] = "127.0.0.1",
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Lines on stderr: text, or json as the servers write.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Copy mirrors of this cluster, until it is stopped (Ctrl-C, SIGTERM). Several workers share the partitions.
+
+    The port for Prometheus also answers /health/liveness and /health/readiness.
 
     \b
     Examples:
       headrace mirror run
       headrace mirror run west --metrics-port 9090
+      headrace mirror run --metrics-host 0.0.0.0 --metrics-port 9464 --log-format json
     """
     import asyncio
-    import logging
     import signal
 
     from headrace.cli.common.stop_signals import stop_signals
     from headrace.client.mirror.workers import run_workers
 
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if session.verbose else logging.WARNING
-    )
+    log = _configured_log(log_format, is_verbose=session.verbose)
 
-    def report(described: "MirrorDescription") -> None:
-        return None
-
-    if metrics_port:
-        from prometheus_client import CollectorRegistry, start_http_server
-
+    async def work() -> None:
+        if not metrics_port:
+            await run_workers(names or None, session.settings(), worker_id)
+            return
+        from headrace.client.mirror.endpoint import MirrorEndpoint
         from headrace.client.mirror.metrics import MirrorCollector
 
-        collector, registry = MirrorCollector(), CollectorRegistry()
-        registry.register(collector)
-        start_http_server(metrics_port, metrics_host, registry)
-        report = collector.report
-    session.note(f"copying {', '.join(names) if names else 'all mirrors'}; Ctrl-C stops")
+        collector = MirrorCollector()
+        async with MirrorEndpoint(collector).serving(metrics_host, metrics_port):
+            await run_workers(names or None, session.settings(), worker_id, collector.report)
+
+    tell = session.note if log_format is LogFormat.TEXT else log.info
+    tell(f"copying {', '.join(names) if names else 'all mirrors'}; Ctrl-C stops")
     with stop_signals(signal.SIGTERM):
         try:
-            asyncio.run(run_workers(names or None, session.settings(), worker_id, report))
+            asyncio.run(work())
         except (KeyboardInterrupt, SystemExit):
-            session.note("stopped")
+            tell("stopped")
+
+
+def _configured_log(log_format: LogFormat, *, is_verbose: bool) -> "logging.Logger":
+    """Send log lines to stderr; return the logger of this command, which always has its start and stop."""
+    import logging
+
+    handler = logging.StreamHandler()
+    if log_format is LogFormat.JSON:
+        from headrace.cli.mirror.json_lines import JsonLines
+
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO if is_verbose else logging.WARNING)
+    log = logging.getLogger("headrace.mirror")
+    log.setLevel(logging.INFO)
+    return log
 
 
 def _mirrors(session: Session) -> "Mirrors":

@@ -121,7 +121,7 @@ class PartitionCopy:
         limits: CopyLimits,
         progress: Callable[[CopyState], object] = lambda state: None,
     ) -> None:
-        """`progress` is called after each append."""
+        """`progress` is called after each append, and when the source has answered that it has nothing else."""
         self._number = number
         self._source, self._source_calls = source
         self._target, self._target_calls = target
@@ -156,6 +156,7 @@ class PartitionCopy:
                     # The source has nothing left below `until`, and no batch after it that would have the chain value.
                     batches = list(gap(self._end, LogPoint(until, 0), time.time_ns() // 1_000_000))
                 if not batches:
+                    self._progress(self.state)
                     continue
                 last = read_header(batches[-1])
                 if until is None or last.end_offset < until:

@@ -18,13 +18,16 @@ class MirrorCollector(Collector):
         self._lock = threading.Lock()
         self._mirrors: dict[str, MirrorDescription] = {}
 
-    def report(self, described: MirrorDescription) -> None:
-        """Take the report of a worker of this process."""
+    def report(self, name: str, described: MirrorDescription | None) -> None:
+        """Take the report of a worker of this process; `None` means that it copies nothing of the mirror any more."""
         with self._lock:
-            self._mirrors[described.name] = described
+            if described is None:
+                self._mirrors.pop(name, None)
+            else:
+                self._mirrors[name] = described
 
     def collect(self) -> Iterator[Metric]:
-        """Return the lag and the problems of the partitions that this process copies."""
+        """Return the lag and the problems of the mirrors and partitions that this process copies."""
         lag = GaugeMetricFamily(
             "headrace_mirror_lag_records", "Records of the source that are not copied; absent if unknown", labels=LABELS
         )
@@ -39,10 +42,18 @@ class MirrorCollector(Collector):
         refused = GaugeMetricFamily(
             "headrace_mirror_topic_refused", "1 while a topic is not copied at all, else 0", labels=LABELS[:2]
         )
+        stopped = GaugeMetricFamily(
+            "headrace_mirror_failed",
+            "1 while a mirror is not copied, or its topics cannot be compared with the source, else 0",
+            labels=LABELS[:1],
+        )
         with self._lock:
             mirrors = list(self._mirrors.values())
         for mirror in mirrors:
+            stopped.add_metric((mirror.name,), float(bool(mirror.problem)))
             for topic in mirror.topics:
+                if topic.is_promoted:
+                    continue
                 refused.add_metric((mirror.name, topic.name), float(bool(topic.problem)))
                 for number, report in topic.partitions.items():
                     labels = (mirror.name, topic.name, str(number))
@@ -51,4 +62,4 @@ class MirrorCollector(Collector):
                         lag.add_metric(labels, report.lag)
                     if report.lag_ms >= 0:
                         seconds.add_metric(labels, report.lag_ms / 1000)
-        yield from (lag, seconds, failed, refused)
+        yield from (lag, seconds, failed, refused, stopped)

@@ -21,7 +21,7 @@ from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy,
 from headrace.client.mirror.followed_groups import FollowedGroups
 from headrace.client.mirror.followed_topics import FollowedTopics
 from headrace.client.mirror.mirrors_async import AsyncMirrors
-from headrace.client.mirror.rows import MirrorDescription, PartitionReport, describe
+from headrace.client.mirror.rows import MirrorDescription, MirrorSettings, PartitionReport, describe
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
@@ -47,10 +47,13 @@ class MirrorWorker:
         name: str,
         *,
         worker_id: str = "",
-        on_report: Callable[[MirrorDescription], object] = lambda described: None,
+        on_report: Callable[[str, MirrorDescription | None], object] = lambda name, described: None,
         **settings: Unpack[AdminSettings],
     ) -> None:
-        """`settings` are of the cluster that has the mirror; `on_report` is called with what this worker reports.
+        """`settings` are of the cluster that has the mirror.
+
+        `on_report` is called with the mirror's name and what this worker reports; `None` means that it copies nothing
+        any more, because the mirror was promoted or deleted.
 
         Raises:
             ConfigError: For an unknown setting or a value out of range.
@@ -71,8 +74,13 @@ class MirrorWorker:
                     if not described.promoted_ms:
                         await mirrors.note_worker(self._name, self.worker_id, timedelta(seconds=ALIVE_SECONDS))
                         await self._serve(mirrors, described)
+                    else:
+                        self._on_report(self._name, None)
                     told, pause = "", LOOK_SECONDS
                 except HeadraceError as error:
+                    self._on_report(
+                        self._name, MirrorDescription(self._name, MirrorSettings({}), problem=error.message)
+                    )
                     if error.message != told:
                         _log.warning("mirror %s is not copied: %s", self._name, error)
                     told, pause = error.message, RETRY_SECONDS
@@ -92,7 +100,7 @@ class MirrorWorker:
             serving = _Serving(self._name, self.worker_id, described, mirrors, source, target)
             try:
                 while await serving.look():
-                    self._on_report(serving.reported())
+                    self._on_report(self._name, serving.reported())
                     await asyncio.sleep(LOOK_SECONDS)
             finally:
                 await serving.stop()
@@ -190,8 +198,9 @@ class _Serving:
 
     def reported(self) -> MirrorDescription:
         """Return the mirror with this worker's own reports only."""
-        own = MirrorDescription(self._name, self._described.settings, self._described.source_cluster)
-        for topic in self._described.topics:
+        described = self._described
+        own = MirrorDescription(self._name, described.settings, described.source_cluster, problem=described.problem)
+        for topic in described.topics:
             copies = {tp.partition: copy for tp, copy in self._copies.items() if tp.topic == topic.name}
             topic.partitions = {number: copy.report(self._worker_id) for number, copy in copies.items()}
             own.topics.append(topic)

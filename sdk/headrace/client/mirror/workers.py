@@ -20,7 +20,7 @@ async def run_workers(
     names: Sequence[str] | None,
     settings: dict[str, Any],
     worker_id: str = "",
-    on_report: Callable[[MirrorDescription], object] = lambda described: None,
+    on_report: Callable[[str, MirrorDescription | None], object] = lambda name, described: None,
 ) -> None:
     """Copy mirrors of a cluster until cancelled.
 
@@ -28,7 +28,7 @@ async def run_workers(
         names: their names; `None` means all, also later ones.
         settings: of the cluster that has the mirrors, see `AdminConfig`.
         worker_id: name of this worker in reports; random by default.
-        on_report: called with what the workers report.
+        on_report: called with the name of a mirror and what its worker reports; `None` means nothing any more.
     """
     tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -42,13 +42,18 @@ async def run_workers(
                 begin(name)
             while True:
                 if names is None:
-                    await _follow(mirrors, tasks, begin)
+                    await _follow(mirrors, tasks, begin, on_report)
                 await asyncio.sleep(LOOK_SECONDS)
     finally:
         await end_tasks(tasks.values())
 
 
-async def _follow(mirrors: AsyncMirrors, tasks: "dict[str, asyncio.Task[None]]", begin: Callable[[str], None]) -> None:
+async def _follow(
+    mirrors: AsyncMirrors,
+    tasks: "dict[str, asyncio.Task[None]]",
+    begin: Callable[[str], None],
+    on_report: Callable[[str, MirrorDescription | None], object],
+) -> None:
     """Begin and end workers as mirrors are created and deleted."""
     try:
         found = {mirror.name for mirror in await mirrors.list_mirrors()}
@@ -57,4 +62,7 @@ async def _follow(mirrors: AsyncMirrors, tasks: "dict[str, asyncio.Task[None]]",
         return
     for name in found - set(tasks):
         begin(name)
-    await end_tasks([tasks.pop(name) for name in set(tasks) - found])
+    gone = set(tasks) - found
+    await end_tasks([tasks.pop(name) for name in gone])
+    for name in gone:
+        on_report(name, None)
