@@ -56,6 +56,7 @@ NAVIGATION = {
             "docs/guides/replacing-a-broker",
             "docs/guides/replacing-an-etcd-member",
             "docs/guides/disaster-recovery",
+            "docs/guides/mirror-deployment",
         ],
         "Reference": ["docs/python/index", "docs/reference/*"],
         "Explanation": [

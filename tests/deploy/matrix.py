@@ -56,6 +56,19 @@ EVERYTHING: dict[str, Any] = {
         {"name": "orders", "partitions": 12, "replicationFactor": 3, "config": {"min_insync_replicas": 2}},
         {"name": "plain"},
     ],
+    "mirror": {
+        "enabled": True,
+        "replicas": 3,
+        "names": ["west"],
+        "apiKeySecretName": "mirror-key",
+        "sources": [{"name": "west", "secretName": "west-credentials"}],
+        "sourceEgress": [{"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}], "ports": [{"port": 7181}]}],
+        "extraArgs": ["--timeout=30"],
+        "podAntiAffinity": "hard",
+        "priorityClassName": "high",
+        "podAnnotations": {"example.org/seen": "yes"},
+        "extraEnv": [{"name": "GRPC_VERBOSITY", "value": "ERROR"}],
+    },
     "monitoring": {
         "serviceMonitor": {"enabled": True, "detail": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "alertLabels": {"team": "data"}},
@@ -229,6 +242,22 @@ MATRIX: dict[str, dict[str, Any]] = {
         "scaleDownGuard": {"enabled": False},
         "coordinator": {"podAntiAffinity": "none", "service": {"type": "NodePort", "nodePort": 30170}},
     },
+    "mirrors": {"mirror": {"enabled": True, "apiKeySecretName": "mirror-key"}},
+    "mirrors, open": {
+        **OPEN,
+        "mirror": {"enabled": True, "replicas": 1},
+        "logs": {"format": "console", "level": "debug"},
+    },
+    "mirrors, keys in plain text": {
+        "tls": {"enabled": False},
+        "mirror": {"enabled": True, "apiKeySecretName": "mirror-key"},
+    },
+    "mirrors, certificates of clients": {
+        "tls": {"enabled": True, "secretName": "log-tls", "clientAuth": "required"},
+        "mirror": {"enabled": True, "apiKeySecretName": "mirror-key", "clientTlsSecretName": "mirror-tls"},
+        "networkPolicy": {"enabled": True},
+    },
+    "mirrors in a recovery": {"recovery": {"name": "nov22"}, "mirror": {"enabled": True, "apiKeySecretName": "k"}},
     "affinity of one's own": {
         "broker": {
             "affinity": {"nodeAffinity": {}},
@@ -388,6 +417,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"broker": {"native": {"nodePorts": [30281, 30282, 30283]}}},
         "broker.native.nodePorts needs broker.native.enabled=true, broker.external.enabled=true",
     ),
+    (
+        {"mirror": {"enabled": True}},
+        "mirror.enabled is true and identity.posture is required: name the secret with the API key of the workers",
+    ),
+    (
+        {
+            "tls": {"enabled": True, "secretName": "s", "clientAuth": "required"},
+            "mirror": {"enabled": True, "apiKeySecretName": "k"},
+        },
+        "mirror.enabled is true and tls.clientAuth is required: name the secret with the certificate",
+    ),
+    (
+        {**OPEN, "mirror": {"enabled": True, "clientTlsSecretName": "s"}},
+        "mirror.clientTlsSecretName is given and tls.enabled is false",
+    ),
+    ({"mirror": {"sources": [{"name": "West", "secretName": "s"}]}}, "/mirror/sources/0/name"),
+    ({"mirror": {"names": ["--yes"]}}, "/mirror/names/0"),
     (
         {"monitoring": {"prometheusRule": {"enabled": True, "alerts": {"HeadraceNoSuch": {"threshold": 1}}}}},
         "monitoring.prometheusRule.alerts.HeadraceNoSuch: there is no such alert",

@@ -671,7 +671,7 @@ def test_prometheus_scrapes_each_pod_once(render: Render) -> None:
     objects = render(MATRIX["everything"])
     services = select(objects, "Service")
     monitors = select(objects, "ServiceMonitor")
-    assert len(monitors) == 3
+    assert len(monitors) == 4
     for monitor in monitors:
         wanted = monitor["spec"]["selector"]["matchLabels"]
         marker = monitor["spec"]["selector"]["matchExpressions"][0]["key"]
@@ -690,15 +690,15 @@ def test_prometheus_instances_are_named_after_broker_ids(render: Render) -> None
     found: dict[str, set[str]] = {}
     for monitor in select(render(MATRIX["everything"]), "ServiceMonitor"):
         component = monitor["metadata"]["name"].rpartition("-")[2]
-        pod = f"{monitor['metadata']['name']}-{'5d9c-x7k' if component == 'coordinator' else 1}"
+        pod = f"{monitor['metadata']['name']}-{'5d9c-x7k' if component in ('coordinator', 'mirror') else 1}"
         for endpoint in monitor["spec"]["endpoints"]:
             (rule,) = (each for each in endpoint["relabelings"] if each["targetLabel"] == "instance")
             assert rule["sourceLabels"] == ["__meta_kubernetes_pod_name"]
             match = re.fullmatch(rule.get("regex", "(.*)"), pod)
             assert match is not None
             found.setdefault(component, set()).add(match[1])
-    coordinator = "a-name-of-thirty-one-characters-coordinator-5d9c-x7k"
-    assert found == {"broker": {"broker-1"}, "coordinator": {coordinator}, "etcd": {"etcd-1"}}
+    pods = {each: {f"a-name-of-thirty-one-characters-{each}-5d9c-x7k"} for each in ("coordinator", "mirror")}
+    assert found == {"broker": {"broker-1"}, "etcd": {"etcd-1"}, **pods}
 
 
 def test_notes_lead_on(chart: Any) -> None:

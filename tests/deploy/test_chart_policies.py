@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.deploy.conftest import Render, one, select
-from tests.deploy.matrix import MATRIX
+from tests.deploy.matrix import EVERYTHING, MATRIX
 
 
 def _open_to(policy: dict[str, Any]) -> dict[int, set[str]]:
@@ -40,6 +40,7 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
         "broker": {7181: {"others"}, 7183: {"others"}, 7381: services, 7383: services, 9464: {"others"}},
         "coordinator": {7170: {"others"}, 8081: {"others"}, 9464: {"others"}},
         "etcd": {2379: services | {"etcd", "etcd-auth"}, 2380: {"etcd"}, 2381: {"others"}},
+        "mirror": {9464: {"others"}},
     }
     assert not select(render(MATRIX["no policies"]), "NetworkPolicy")
     alone = {
@@ -54,6 +55,23 @@ def test_what_is_between_the_releases_pods_is_closed_by_default(render: Render) 
     backups = one(render(MATRIX["backups"]), "NetworkPolicy", "-etcd")
     assert _open_to(backups)[2379] == services | {"etcd", "etcd-auth", "backup"}
     assert _open_to(one(render(MATRIX["open"]), "NetworkPolicy", "-etcd"))[2379] == services | {"etcd"}
+
+
+def test_mirror_workers_reach_their_sources_and_the_release_alone(render: Render) -> None:
+    """Where the sources' addresses are given; without them, what leaves a worker is not restricted."""
+    policy = one(render(MATRIX["everything"]), "NetworkPolicy", "-mirror")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    dns, own, source = policy["egress"]
+    assert ({port["port"] for port in dns["ports"]}, "to" in dns) == ({53}, False)
+    assert [port["port"] for port in own["ports"]] == [7170, 7181, 7183]
+    assert {each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in own["to"]} == {
+        "broker",
+        "coordinator",
+    }
+    assert source == EVERYTHING["mirror"]["sourceEgress"][0]
+    closed = one(render(MATRIX["mirrors, certificates of clients"]), "NetworkPolicy", "-mirror")["spec"]
+    assert (closed["policyTypes"], "egress" in closed) == (["Ingress"], False)
+    assert not select(render(MATRIX["mirrors"]), "NetworkPolicy", "-mirror")
 
 
 def test_pods_of_hooks_are_among_those_who_may_come(render: Render) -> None:

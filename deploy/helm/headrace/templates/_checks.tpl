@@ -54,6 +54,27 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- fail (printf "there is no secret %s in namespace %s: make it first, with password, and root-password for the bundled etcd" $password .Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
+{{- $mirror := .Values.mirror -}}
+{{- if $mirror.enabled -}}
+{{- if and (ne $posture "open") (not $mirror.apiKeySecretName) -}}
+{{- fail (printf "mirror.enabled is true and identity.posture is %s: name the secret with the API key of the workers in mirror.apiKeySecretName (docs/guides/mirror-deployment.md)" $posture) -}}
+{{- end -}}
+{{- if and $isTls (eq $tls.clientAuth "required") (not $mirror.clientTlsSecretName) -}}
+{{- fail "mirror.enabled is true and tls.clientAuth is required: name the secret with the certificate of the workers in mirror.clientTlsSecretName" -}}
+{{- end -}}
+{{- if and $mirror.clientTlsSecretName (not $isTls) -}}
+{{- fail "mirror.clientTlsSecretName is given and tls.enabled is false: set tls.enabled=true, or take it out" -}}
+{{- end -}}
+{{- if lookup "v1" "ServiceAccount" .Release.Namespace "default" -}}
+{{- $named := list $mirror.apiKeySecretName $mirror.clientTlsSecretName -}}
+{{- range $mirror.sources }}{{ $named = append $named .secretName }}{{ end -}}
+{{- range $name := $named -}}
+{{- if and $name (not (lookup "v1" "Secret" $.Release.Namespace $name)) -}}
+{{- fail (printf "there is no secret %s in namespace %s: make it first (docs/guides/mirror-deployment.md)" $name $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $factor := .Values.coordinator.settings.default_replication_factor -}}
 {{- if and $factor (gt (int $factor) (int $broker.replicas)) -}}
 {{- fail (printf "coordinator.settings.default_replication_factor is %d and broker.replicas is %d: a partition needs as many brokers as it has replicas" (int $factor) (int $broker.replicas)) -}}
