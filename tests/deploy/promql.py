@@ -74,6 +74,8 @@ def _expand(values: str) -> Iterable[float | None]:
     for part in values.split():
         if part == "_":
             yield None
+        elif gaps := re.fullmatch(r"_x(\d+)", part):
+            yield from [None] * int(gaps[1])
         elif found := re.fullmatch(r"(-?[\d.]+)(?:([+-][\d.]+))?x(\d+)", part):
             start, step, times = float(found[1]), float(found[2] or 0), int(found[3])
             yield from (start + step * index for index in range(times + 1))
@@ -218,6 +220,7 @@ _OVER_RANGES: dict[str, Callable[..., float | None]] = {
     "deriv": _deriv,
     "predict_linear": _predict,
     "changes": _changes,
+    "max_over_time": lambda points, start, end: max((value for _, value in points), default=None),
 }
 
 

@@ -123,3 +123,11 @@ def test_prometheus_reads_workers_without_a_key(render: Render) -> None:
     assert endpoint["path"] == "/metrics"
     assert not {"scheme", "tlsConfig", "authorization"} & set(endpoint)
     assert {"targetLabel": "job", "replacement": "headrace-mirror"} in endpoint["relabelings"]
+
+
+@pytest.mark.parametrize(("name", "there"), [("mirrors", True), ("defaults", False)])
+def test_absent_workers_raise_an_alert_where_there_should_be_some(render: Render, name: str, there: bool) -> None:
+    """Where no mirror worker is asked for, none is missed."""
+    values = {**MATRIX[name], "monitoring": {"prometheusRule": {"enabled": True}}}
+    groups = one(render(values), "PrometheusRule")["spec"]["groups"]
+    assert ("HeadraceMirrorAbsent" in [rule["alert"] for group in groups for rule in group["rules"]]) is there

@@ -23,6 +23,9 @@ CASES: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "aler
 HORIZON_SECONDS = 120 * 60.0
 THRESHOLD = re.compile(r"(==|!=|>=|<=|>|<) [-+0-9.e]+\s*$")
 
+MIRRORS = {"mirror": {"enabled": True, "apiKeySecretName": "mirror-key"}}
+"""Values of a release in which no alert is left out."""
+
 every_alert = pytest.mark.parametrize("name", ALERTS)
 
 
@@ -109,7 +112,7 @@ def test_thresholds_are_values_of_the_chart(helm: Any, render: Render) -> None:
     changes["HeadraceDiskLow"] |= {"for": "99m", "severity": "critical"}
     changes["HeadraceThrottled"] = {"enabled": False}
     values = {"monitoring": {"prometheusRule": {"enabled": True, "alerts": changes, "runbookBase": "https://wiki/r/"}}}
-    groups = one(render(values), "PrometheusRule")["spec"]["groups"]
+    groups = one(render(values | MIRRORS), "PrometheusRule")["spec"]["groups"]
     rendered = {rule["alert"]: rule for group in groups for rule in group["rules"]}
     assert set(rendered) == set(ALERTS) - {"HeadraceThrottled"}
     for name, rule in rendered.items():
@@ -119,7 +122,9 @@ def test_thresholds_are_values_of_the_chart(helm: Any, render: Render) -> None:
         "99m",
         {"severity": "critical"},
     )
-    untouched = one(render({"monitoring": {"prometheusRule": {"enabled": True}}}), "PrometheusRule")["spec"]["groups"]
+    untouched = one(render({"monitoring": {"prometheusRule": {"enabled": True}}, **MIRRORS}), "PrometheusRule")["spec"][
+        "groups"
+    ]
     for group in untouched:
         for rule in group["rules"]:
             assert rule == ALERTS[rule["alert"]], rule["alert"]
@@ -141,7 +146,7 @@ def test_a_single_coordinator_by_choice_raises_no_alert(
 ) -> None:
     """The alert about the last one is there where two are asked for, or where it is asked for by name."""
     rule = {"enabled": True, "alerts": {"HeadraceCoordinatorNotRedundant": change}}
-    values = {"coordinator": coordinator, "monitoring": {"prometheusRule": rule}}
+    values = {"coordinator": coordinator, "monitoring": {"prometheusRule": rule}, **MIRRORS}
     groups = one(render(values), "PrometheusRule")["spec"]["groups"]
     names = [each["alert"] for group in groups for each in group["rules"]]
     assert ("HeadraceCoordinatorNotRedundant" in names) is there
@@ -222,6 +227,7 @@ def test_the_evaluator_computes_correctly() -> None:
     assert evaluate(samples, "increase(c[10m])", 600.0)[b] == pytest.approx(540.0)
     assert evaluate(samples, "sum(c)", 600.0) == {nothing: 900.0}
     assert evaluate(samples, "predict_linear(g[10m], 600)", 600.0)[nothing] == pytest.approx(-10.0)
+    assert evaluate(samples, "max_over_time(g[3m])", 570.0)[nothing] == 3.0
     assert evaluate(samples, "g < 5 and g > 0", 360.0) == {frozenset({("__name__", "g")}): 4.0}
     assert evaluate(samples, 'c{i=~"x|y"}', 600.0) == {}
     with pytest.raises(NotImplementedError):

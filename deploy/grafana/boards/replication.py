@@ -1,14 +1,14 @@
-"""Dashboard of in-sync sets, followers and leaders."""
+"""Dashboard of in-sync sets, followers, leaders and mirrors."""
 
 from __future__ import annotations
 
-from deploy.grafana.panels import Dashboard, Query, Row, graph
-from deploy.grafana.queries import HERE, INSTANCE, OURS, per_second, rises
+from deploy.grafana.panels import NOTHING, Dashboard, Query, Row, graph
+from deploy.grafana.queries import HERE, INSTANCE, OURS, per_second, rises, top
 
 BOARD = Dashboard(
     "replication",
     "Replication",
-    "In-sync sets, lag of followers, and leader changes.",
+    "In-sync sets, lag of followers, leader changes, and mirrors of other clusters.",
     (
         Row(
             "In sync",
@@ -112,6 +112,43 @@ BOARD = Dashboard(
                     "Partitions whose replicas are being copied to other brokers.",
                     "short",
                     Query(f"max(headrace_coordinator_moving_partitions{{{OURS}}})", "moving"),
+                ),
+            ),
+        ),
+        Row(
+            "Mirrors",
+            (
+                graph(
+                    "Lag of mirrors, seconds",
+                    "Age of the last copied batch while records are missing; 0 if none is.",
+                    "s",
+                    Query(
+                        top(20, f"max by (mirror, topic) (headrace_mirror_lag_seconds{{{OURS}}})"),
+                        "{{mirror}} {{topic}}",
+                    ),
+                    without_data=NOTHING,
+                ),
+                graph(
+                    "Lag of mirrors, records",
+                    "Records of the source that are not copied: lost to this cluster if the source is.",
+                    "short",
+                    Query(
+                        top(20, f"sum by (mirror, topic) (headrace_mirror_lag_records{{{OURS}}})"),
+                        "{{mirror}} {{topic}}",
+                    ),
+                    without_data=NOTHING,
+                ),
+                graph(
+                    "Not copied",
+                    "Partitions whose copy does not proceed, refused topics, and mirrors that are not copied at all.",
+                    "short",
+                    Query(f"sum by (mirror) (headrace_mirror_partition_failed{{{OURS}}})", "{{mirror}} partitions"),
+                    Query(
+                        f"sum by (mirror) (max by (mirror, topic) (headrace_mirror_topic_refused{{{OURS}}}))",
+                        "{{mirror}} topics",
+                    ),
+                    Query(f"max by (mirror) (headrace_mirror_failed{{{OURS}}})", "{{mirror}} as a whole"),
+                    without_data=NOTHING,
                 ),
             ),
         ),

@@ -25,6 +25,7 @@ LEVELS = {"debug", "info", "warning", "error", "exception"}
 PLACEHOLDERS = {
     "ID",
     "GROUP",
+    "MIRROR",
     "TOPIC",
     "TOPIC:PARTITION",
     "FILE",
