@@ -353,16 +353,17 @@ def _settings(
     replication_factor: int,
     rate: str | None,
 ) -> "MirrorSettings":
+    from headrace.client.base.config import AdminConfig, settings_from_text
     from headrace.client.mirror.rows import MirrorSettings
 
-    settings: dict[str, str] = {"bootstrap_servers": source}
+    texts: dict[str, str] = {}
     for each in given or ():
         setting, is_given, value = each.partition("=")
         if not is_given:
             raise UsageProblem(f"--source-setting {each!r} is not NAME=VALUE")
-        settings[setting] = value
+        texts[setting] = value
     return MirrorSettings(
-        settings,
+        {"bootstrap_servers": source, **settings_from_text(AdminConfig, texts)},
         tuple(topics) if topics else ("*",),
         tuple(groups) if groups else ("*",),
         replication_factor,

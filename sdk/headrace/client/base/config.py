@@ -499,15 +499,33 @@ def _environment(names: list[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     for name in names:
         variable = f"HEADRACE_{name.upper()}"
         text = os.environ.get(variable)
-        if not text:
-            continue
-        if hints[name] is not bool:
-            found[name] = text
-        elif text.lower() in ("true", "false", "1", "0"):
-            found[name] = text.lower() in ("true", "1")
-        else:
-            raise ConfigError(f"{variable}={text!r} is not true or false")
+        if text:
+            found[name] = _from_text(variable, text, hints[name])
     return found
+
+
+def settings_from_text(cls: type[ClientConfig], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings of a class that are given as text, such as on a command line, with their types.
+
+    Raises:
+        ConfigError: If a text is no truth value or number, and the setting is one. Unknown settings stay as they are.
+    """
+    hints = typing.get_type_hints(cls)
+    return {name: _from_text(name, text, hints.get(name, str)) for name, text in texts.items()}
+
+
+def _from_text(name: str, text: str, hint: Any) -> Any:
+    kinds = typing.get_args(hint) or (hint,)
+    if bool in kinds:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ConfigError(f"{name}={text!r} is not true or false")
+        return text.lower() in ("true", "1")
+    if int in kinds and str not in kinds:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text!r} is not a whole number") from None
+    return text
 
 
 def _checked(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> Any:
