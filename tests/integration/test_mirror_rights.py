@@ -1,23 +1,35 @@
-"""A worker of a mirror between two clusters that require identities, with the rights that the guide lists."""
+"""Workers of mirrors between two clusters that require identities: with the rights that the guide lists, and as
+docker-compose.mirror.yml runs them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
 from typing import NamedTuple
 
 import headrace
 import headrace.aio
 import pytest
+import yaml
 from headrace import TopicPartition
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import MirrorSettings
 from headrace.client.mirror.worker import MirrorWorker
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.ports import ReservedPort
 
 from tests.deploy.conftest import ROOT
 
-from .test_mirror import until
+from .test_mirror import WAIT, ends_at, until
 
 GUIDE = ROOT / "docs" / "guides" / "mirror-deployment.md"
 
@@ -115,8 +127,76 @@ async def same(followed, expected):
     return await followed() == expected
 
 
-def fill(settings):
+def fill(settings, topic="orders"):
     with headrace.Producer(**settings) as producer:
         for value in range(10):
-            producer.send("orders", b"%d" % value)
+            producer.send(topic, b"%d" % value)
             producer.flush()
+
+
+def test_the_commands_of_compose_copy(pair, tmp_path):
+    """Those of docker-compose.mirror.yml, on these clusters: a mirror is made, a worker copies, and stops in order."""
+    source, target = pair
+    services = yaml.safe_load((ROOT / "docker-compose.mirror.yml").read_text("utf-8"))["services"]
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")},
+        **services["mirror"]["environment"],
+        "HEADRACE_BOOTSTRAP_SERVERS": target.bootstrap_servers,
+        "HEADRACE_API_KEY_FILE": target.client_settings["api_key_file"],
+    }
+    port = ReservedPort()
+    here = {
+        "west-coordinator:7170": source.bootstrap_servers,
+        "/etc/headrace-sources/west/api-key": source.client_settings["api_key_file"],
+        "127.0.0.1:9464": f"127.0.0.1:{port}",
+        "metrics-port=9464": f"metrics-port={port}",
+        "0.0.0.0": "127.0.0.1",
+    }
+
+    def words(name):
+        command = "\n".join(services[name]["command"])
+        for told, used in here.items():
+            command = command.replace(told, used)
+        return [str(Path(sys.executable).parent / "headrace"), *command.split("\n")]
+
+    subprocess.run(words("mirror-create"), env=environ, check=True, timeout=WAIT)
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(words("mirror"), env=environ, stderr=log)
+
+    async def run():
+        async with (
+            headrace.aio.Admin(**settings_of(source)) as there,
+            headrace.aio.Admin(**settings_of(target)) as admin,
+        ):
+            await there.create_topic("clicks", partitions=1)
+            await asyncio.to_thread(fill, settings_of(source), "clicks")
+            await ends_at(admin, "clicks", {0: 10})
+
+            async def page(path):
+                try:
+                    return await asyncio.to_thread(get, f"http://127.0.0.1:{port}{path}")
+                except urllib.error.URLError:
+                    return ""
+
+            lag = 'headrace_mirror_lag_records{mirror="west",partition="0",topic="clicks"} 0.0'
+
+            async def shown():
+                return lag in await page("/metrics")
+
+            await until(shown, lag)
+            assert await page("/health/readiness") == "ok\n"
+
+    try:
+        asyncio.run(run())
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(WAIT) == 0
+    finally:
+        worker.kill()
+        worker.wait(WAIT)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text("utf-8").splitlines()]
+    assert [lines[0]["event"], lines[-1]["event"]] == ["copying all mirrors; Ctrl-C stops", "stopped"]
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=WAIT) as answer:
+        return answer.read().decode()

@@ -37,6 +37,7 @@ CLEAN = (
     "SECURITY.md",
     "bench/",
     "deploy/",
+    "docker-compose.mirror.yml",
     "docker-compose.yml",
     "docs/",
     "examples/",
