@@ -180,7 +180,7 @@ def test_no_room_for_the_second_part_of_a_gap(bench: Bench, log: PartitionLog) -
 
 @pytest.mark.parametrize("seed", range(40))
 def test_crash_at_any_point(seed: int, copied: list[bytes]) -> None:
-    """After a loss of power the log is a prefix of the other one, with all that was fsynced, and continues from there."""
+    """After a loss of power the log is a prefix of the other one with all that was fsynced, and continues there."""
     chance = random.Random(seed)
     bench = Bench(settings=LogSettings(segment_bytes=900, index_interval_bytes=128), boot_id=str(seed))
     log, flushed, epoch = bench.open(), 0, 5
