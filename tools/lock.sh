@@ -17,9 +17,9 @@ compile() { .venv/bin/uv pip compile "${options[@]}" "$@" > /dev/null; }
 compile --group pyproject.toml:bootstrap --output-file requirements-bootstrap.lock
 compile --group pyproject.toml:proto --output-file requirements-proto.lock
 compile "${members[@]/%//pyproject.toml}" --extra arrow --extra avro --extra cli --extra delta --extra java --extra json-schema --extra lz4 --extra metrics \
-  --extra spark --extra sql --extra workload --extra zstd --group pyproject.toml:dev "${distributions[@]/#/--no-emit-package=}" --output-file requirements.lock
+  --extra spark --extra sql --extra tracing --extra workload --extra zstd --group pyproject.toml:dev "${distributions[@]/#/--no-emit-package=}" --output-file requirements.lock
 # What the image has of it: the services and the command line, in the versions that were tested.
-compile {sdk,services}/pyproject.toml --extra cli --extra lz4 --extra zstd \
+compile {sdk,services}/pyproject.toml --extra cli --extra lz4 --extra tracing --extra zstd \
   --constraint requirements.lock "${distributions[@]/#/--no-emit-package=}" --output-file requirements-image.lock
 
 if grep -nE 'https?://|file:|/(home|root|tmp|work)/' requirements*.lock; then

@@ -141,6 +141,13 @@ class ClientConfig:
         60_000, "Maximum age of metadata; new partitions are found within this time.", low=100
     )
 
+    tracing: str = _setting(
+        "auto",
+        "Spans and trace context by OpenTelemetry: `auto` if the application has set a tracer provider, or `off`.",
+        one_of=("auto", "off"),
+        in_environment=True,
+    )
+
     @property
     def directory(self) -> str:
         """Path of a directory in place of a cluster; empty for a cluster."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from headrace.client.base.serializers import Deserializer, deserialize
 from headrace.wire.decoded import BinaryColumn, Columns, Headers
 from headrace.wire.ids import TopicPartition
+from headrace.wire.trace_context import BATCH_TRACEPARENT, TRACEPARENT
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
 __all__ = ["DecodedBatch", "Deserializers", "Record", "RecordBatch", "RecordMetadata", "TopicPartition"]
@@ -163,6 +164,17 @@ class DecodedBatch:
             ),
         )
 
+    def traceparents(self) -> Iterator[bytes]:
+        """Yield the trace contexts of the records, that of the whole batch first; one may come several times."""
+        columns = self.columns.header_columns
+        if columns is None or TRACEPARENT.encode() not in bytes(columns.keys.data):
+            return
+        shared = _batch_header(self.columns)
+        if shared is not None:
+            yield shared[1]
+        for headers in self.columns.headers(self.start, self.end):
+            yield from (value for name, value in headers if name in {TRACEPARENT, BATCH_TRACEPARENT})
+
     @property
     def current_columns(self) -> Sequence[TopicColumn]:
         """Columns of the rows of a typed batch."""
@@ -193,9 +205,30 @@ def _headers(columns: Columns, start: int, end: int) -> Iterator[Headers]:
     """Yield the headers of records; if there are very many, create the objects for some records at a time."""
     assert columns.header_columns is not None
     ends = columns.header_columns.list_offsets
+    has_context = BATCH_TRACEPARENT.encode() in bytes(columns.header_columns.keys.data)
+    shared = _batch_header(columns) if has_context else None
+    if shared is not None and ends[-1] == 1:
+        return repeat((shared,))
     if ends[end] - ends[start] <= HEADERS_AT_ONCE:
-        return iter(columns.headers(start, end))
-    return chain.from_iterable(_headers_in_pieces(columns, ends, start, end))
+        headers = iter(columns.headers(start, end))
+    else:
+        headers = chain.from_iterable(_headers_in_pieces(columns, ends, start, end))
+    return map(_share, headers, repeat(shared)) if has_context else headers
+
+
+def _batch_header(columns: Columns) -> tuple[str, bytes] | None:
+    """Return the header that the batch's first record has for all of them; see `headrace.wire.trace_context`."""
+    if not columns.record_count or columns.record_offsets is not None:
+        return None
+    found = (value for name, value in columns.headers(0, 1)[0] if name == BATCH_TRACEPARENT)
+    value = next(found, None)
+    return None if value is None else (TRACEPARENT, value)
+
+
+def _share(headers: Headers, shared: tuple[str, bytes] | None) -> Headers:
+    """Return a record's headers with the context that its batch shares, if it has none of its own."""
+    own = tuple((TRACEPARENT if name == BATCH_TRACEPARENT else name, value) for name, value in headers)
+    return own if shared is None or any(name == TRACEPARENT for name, _ in own) else (*own, shared)
 
 
 def _headers_in_pieces(columns: Columns, ends: npt.NDArray[np.int32], start: int, end: int) -> Iterator[list[Headers]]:

@@ -3,6 +3,10 @@
 An operation is one run of `execute` (with all its tries and metadata requests), one Produce or one Fetch; an id per try
 would end the trail at the first retry. Its calls carry the id as metadata (40 bytes, 2 us). Servers read it only when
 they log a line or refuse a call. Replica streams have none: they belong to no operation. Any thread.
+
+The id of a call that belongs to a sampled trace begins with the trace's context (`headrace.wire.trace_context`): so the
+native protocol carries it without a field of its own, and log lines have the trace id. gRPC's metadata has it as
+`traceparent` in addition, as other clients send it.
 """
 
 import contextlib
@@ -12,7 +16,9 @@ import secrets
 from collections.abc import Iterator
 from contextvars import Context, ContextVar, copy_context
 
+from headrace.client.base.open_telemetry import ambient_traceparent
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError
+from headrace.wire.trace_context import TRACEPARENT, traced_request_id, traceparent_of
 
 Metadata = tuple[tuple[str, str], ...]
 AUTHORIZATION_KEY = "authorization"
@@ -46,9 +52,13 @@ if hasattr(os, "register_at_fork"):
 _operation: ContextVar[_Operation | None] = ContextVar("headrace_operation", default=None)
 
 
-def new_request_id() -> str:
-    """Return a unique id, such as `5f0c93ab-2f`."""
-    return f"{_names.prefix}-{next(_names.numbers):x}"
+_in_background: ContextVar[bool] = ContextVar("headrace_in_background", default=False)
+
+
+def new_request_id(traceparent: str = "") -> str:
+    """Return a unique id, such as `5f0c93ab-2f`, or that of a call of a trace."""
+    number = next(_names.numbers)
+    return traced_request_id(traceparent, number) if traceparent else f"{_names.prefix}-{number:x}"
 
 
 @contextlib.contextmanager
@@ -70,29 +80,39 @@ def request_id_scope() -> Iterator[None]:
 
 
 def outside_operations() -> Context:
-    """Return a copy of the context without its operation, for calls that an operation starts and does not wait for."""
+    """Return a copy of the context without its operation, for calls that an operation starts and does not wait for.
+
+    They belong to no trace of the application.
+    """
     context = copy_context()
     context.run(_operation.set, None)
+    context.run(_in_background.set, True)
     return context
 
 
 def metadata_of(request_id: str, token: str = "") -> Metadata:
     """Return the metadata of a call with this id, and with the token of its client's session, if any."""
-    if not token:
-        return ((REQUEST_ID_KEY, request_id),)
-    return ((REQUEST_ID_KEY, request_id), (AUTHORIZATION_KEY, f"Bearer {token}"))
+    metadata: Metadata = ((REQUEST_ID_KEY, request_id),)
+    if token:
+        metadata += ((AUTHORIZATION_KEY, f"Bearer {token}"),)
+    if traceparent := traceparent_of(request_id):
+        metadata += ((TRACEPARENT, traceparent),)
+    return metadata
 
 
-def operation_request_id() -> str:
-    """Return the id of the current operation; a call outside of an operation has its own."""
+def operation_request_id(*, is_traced: bool = False) -> str:
+    """Return the id of the current operation; a call outside of an operation has its own.
+
+    With `is_traced` an operation within a sampled span of the application has an id of its trace.
+    """
     found = _operation.get()
     if found is None:
         return new_request_id()
     if not found.request_id:
-        found.request_id = new_request_id()
+        found.request_id = new_request_id(ambient_traceparent() if is_traced and not _in_background.get() else "")
     return found.request_id
 
 
-def operation_metadata(token: str = "") -> Metadata:
-    """Return the metadata of a call of the current operation; see `metadata_of`."""
-    return metadata_of(operation_request_id(), token)
+def operation_metadata(token: str = "", *, is_traced: bool = False) -> Metadata:
+    """Return the metadata of a call of the current operation; see `metadata_of` and `operation_request_id`."""
+    return metadata_of(operation_request_id(is_traced=is_traced), token)

@@ -68,6 +68,9 @@ class ClientSettings(TypedDict, total=False):
     metadata_max_age_ms: int
     """Maximum age of metadata; new partitions are found within this time."""
 
+    tracing: Literal["auto", "off"]
+    """Spans and trace context by OpenTelemetry: `auto` if the application has set a tracer provider, or `off`."""
+
 
 class AdminSettings(ClientSettings, total=False):
     """Settings of `Admin`."""

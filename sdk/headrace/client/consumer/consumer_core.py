@@ -7,7 +7,7 @@ application has received, also during an iteration.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any
 
 from headrace.client.base.clock import monotonic_ms
@@ -24,6 +24,7 @@ from headrace.client.fetch.partition_fetch_state import NO_EPOCH
 from headrace.client.group.consumer_health import ConsumerHealth
 from headrace.client.group.member import ConsumerMember
 from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
+from headrace.client.tracing.receiving import ReceiveTracing
 from headrace.wire.errors import (
     CorruptBatchError,
     HeadraceError,
@@ -45,6 +46,7 @@ class ConsumerCore:
             raise ConfigError("a topic is not a name", action='Write Consumer("clicks", "views", ...).')
         self._topics = frozenset(topics)
         self._open_fetch = OpenFetch(self.config)
+        self.tracing = ReceiveTracing(config)
         self.group: ConsumerMember | None = None
         if self.config.group_id:
             if not topics and not self.config.topic_pattern:
@@ -82,6 +84,7 @@ class ConsumerCore:
     def next_records(self) -> Operation[Iterator[Record]]:
         """Wait for the next records; the iterator starts at the first one, and `position` moves with it."""
         self.settle()  # Also after an earlier loop that was left early.
+        telemetry, start_ns = self.tracing.telemetry, time_ns()
         if self.group is not None:
             self.group.on_poll_begin()
         while True:
@@ -93,18 +96,21 @@ class ConsumerCore:
                 if self.group is not None:
                     self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
         stopper = None if self.group is None else self.group.stopper()
+        if telemetry is not None:
+            self.tracing.received(telemetry, (decoded,), start_ns)
         cursor = self.fetcher.cursor = RecordCursor(decoded, self._open_fetch.generation_of(decoded), stopper)
         if self.group is not None:
             self.group.on_poll_end()
         return cursor.records()
 
-    def poll(self, timeout: float | None, max_records: int | None) -> Operation[RecordBatch]:
-        """Wait for records; see `Consumer.poll`."""
+    def poll(self, timeout: float | None, max_records: int | None, *, is_traced: bool = True) -> Operation[RecordBatch]:
+        """Wait for records; see `Consumer.poll`. Without `is_traced` it has no span: its caller passes records on."""
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self.settle()
         if self.group is not None:
             self.group.on_poll_begin()
+        telemetry, start_ns = self.tracing.telemetry if is_traced else None, time_ns()
         decoded_batches: list[DecodedBatch] = []
         size = 0
         left = max_records
@@ -134,6 +140,8 @@ class ConsumerCore:
             if left is not None:
                 left -= decoded.end - decoded.start
             wait = 0
+        if telemetry is not None and decoded_batches:
+            self.tracing.received(telemetry, decoded_batches, start_ns)
         if self.group is not None:
             self.group.on_poll_end()
         return RecordBatch(decoded_batches)

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from headrace.client.group.membership import InitialPosition, OwnedPartition
 from headrace.client.group.offsets import OffsetAndMetadata
 from headrace.client.handlers.poison_records import PREFIX, PoisonRecordDetector
 from headrace.client.handlers.work_queue import RetryDecision, RetryPolicy, Task, WorkQueue
+from headrace.client.tracing.receiving import ReceiveTracing
 from headrace.wire.errors import HeadraceError, NotOwnerError, UnknownMemberError
 from headrace.wire.ids import TopicPartition
 
@@ -38,6 +40,7 @@ log = logging.getLogger("headrace.consumer")
 TURN_S = 0.2
 """Maximum time for which the reading thread waits for records before it does other due work."""
 MAX_CONCURRENCY = 1_000
+_UNTRACED: AbstractContextManager[object] = contextlib.nullcontext()
 
 Handler = Callable[[Record], Any]
 AsyncHandler = Callable[[Record], Awaitable[Any]]
@@ -114,6 +117,7 @@ class HandlerPool:
         self._wake_workers = wake_workers
         self._wake = wake
         self._deserializers = deserializers_of(config)
+        self._tracing = ReceiveTracing(config)
         self._started_ms = monotonic_ms()
         self._revoking: dict[TopicPartition, int] = {}
         self._was_full = False
@@ -234,6 +238,10 @@ class HandlerPool:
                     self._group.queue({where: value}, None)
 
     # --- workers ---
+
+    def span_of(self, record: Record) -> AbstractContextManager[object]:
+        """Return a context manager for the handler's call: the span of a record that has headers, if it is traced."""
+        return self._tracing.processing(record) or _UNTRACED
 
     def record_of(self, task: Task) -> Record:
         """Return the record with deserialized key and value.

@@ -55,7 +55,7 @@ class Runner:
                 self._start_worker()
             try:
                 while not pool.stops:
-                    pool.take(consumer.poll(TURN_S, pool.room()))
+                    pool.take(consumer._read(consumer._core.poll(TURN_S, pool.room(), is_traced=False)))
                     self._turn()
             except WakeupError:
                 pool.stop()
@@ -127,7 +127,12 @@ class Runner:
                 continue
             error: BaseException | None = None
             try:
-                self._handler(self.pool.record_of(task))
+                record = self.pool.record_of(task)
+                if record.headers:
+                    with self.pool.span_of(record):
+                        self._handler(record)
+                else:
+                    self._handler(record)
             except BaseException as raised:
                 error = raised
             with self.pool.lock:

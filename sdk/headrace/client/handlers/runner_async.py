@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import HandlerTimeoutError, WakeupError
+from headrace.client.base.records import Record
 from headrace.client.handlers.handler_pool import TURN_S, AsyncHandler, HandlerPool, RunOptions, RunSummary
 from headrace.client.handlers.runner import SIGNALS
 from headrace.client.handlers.work_queue import Task
@@ -44,7 +45,7 @@ class AsyncRunner:
                 workers += [asyncio.create_task(self._serve()) for _ in range(pool.options.concurrency)]
                 try:
                     while not pool.stops:
-                        pool.take(await consumer.poll(TURN_S, pool.room()))
+                        pool.take(await consumer._read(consumer._core.poll(TURN_S, pool.room(), is_traced=False)))
                         self._turn()
                 except WakeupError:
                     pool.stop()
@@ -113,9 +114,12 @@ class AsyncRunner:
         limit = asyncio.timeout(None if limit_ms is None else limit_ms / 1000)
         try:
             async with limit:
-                result = self._handler(self.pool.record_of(task))
-                if inspect.isawaitable(result):
-                    await result
+                record = self.pool.record_of(task)
+                if record.headers:
+                    with self.pool.span_of(record):
+                        await self._call(record)
+                else:
+                    await self._call(record)
         except asyncio.CancelledError:
             self.pool.handler_failed(task, asyncio.CancelledError())
             raise
@@ -124,6 +128,11 @@ class AsyncRunner:
             self.pool.handler_failed(task, HandlerTimeoutError(limit_ms or 0) if is_late else error)
         else:
             self.pool.succeeded(task)
+
+    async def _call(self, record: Record) -> None:
+        result = self._handler(record)
+        if inspect.isawaitable(result):
+            await result
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

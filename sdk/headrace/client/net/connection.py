@@ -155,6 +155,7 @@ class Connections:
         self._endpoints: dict[str, Endpoint] = {}
         self._retired: dict[str, Endpoint] = {}
         self._closed = False
+        self._is_traced = config.tracing != "off"
         self.native = NativeConnections(what, config, self._security)
         """Connections preferred for calls to brokers."""
         self.sessions = Sessions(what, config, self._spawn) if credential_of(config) else None
@@ -238,12 +239,14 @@ class Connections:
     def _call(self, call: Call, token: str) -> Any:
         native = NATIVE_METHODS.get((call.service, call.method))
         if native is not None:
-            is_answered, answer = self.native.call(call.address, native, partial(native_request, native, call), token)
+            request = partial(native_request, native, call, is_traced=self._is_traced)
+            is_answered, answer = self.native.call(call.address, native, request, token)
             if is_answered:
                 return answer
         method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
         try:
-            answer = method(call.request, timeout=call.timeout, metadata=operation_metadata(token))
+            metadata = operation_metadata(token, is_traced=self._is_traced)
+            answer = method(call.request, timeout=call.timeout, metadata=metadata)
         except ValueError as error:  # grpc raises it for a channel that was closed in the meantime
             raise ClosedError(self._what) from error
         if call.method == "GetMetadata":

@@ -116,6 +116,7 @@ class AsyncConnections:
         self._retired: dict[str, AsyncEndpoint] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
         self._closed = asyncio.Event()
+        self._is_traced = config.tracing != "off"
         self.native = AsyncNativeConnections(what, config, self._security)
         """Connections preferred for calls to brokers."""
         self.sessions = Sessions(what, config, self._spawn) if credential_of(config) else None
@@ -171,12 +172,13 @@ class AsyncConnections:
     async def _call(self, call: Call, token: str) -> Any:
         """Make a call with a token; an empty one is not sent."""
         if (native := NATIVE_METHODS.get((call.service, call.method))) is not None:
-            request = partial(native_request, native, call)
+            request = partial(native_request, native, call, is_traced=self._is_traced)
             is_answered, answer = await self.native.call(call.address, native, request, token)
             if is_answered:
                 return answer
         stub = getattr(self.endpoint(call.address), call.service)
-        started = getattr(stub, call.method)(call.request, timeout=call.timeout, metadata=operation_metadata(token))
+        metadata = operation_metadata(token, is_traced=self._is_traced)
+        started = getattr(stub, call.method)(call.request, timeout=call.timeout, metadata=metadata)
         if isinstance(started, grpc.aio.UnaryStreamCall):
             return started
         answer = await self.answer(started)

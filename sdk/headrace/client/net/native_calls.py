@@ -316,8 +316,8 @@ NATIVE_METHODS = {
 """By service and method of a `Call`; producers start their calls themselves."""
 
 
-def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
-    """Return the request of a call."""
+def native_request(method: NativeCallMethod, call: Call, *, is_traced: bool = False) -> NativeRequest:
+    """Return the request of a call; `is_traced` as for `operation_request_id`."""
     attached: Sequence[ReadableBuffer] = ()
     begun = None
     if method.pack is not None:
@@ -326,7 +326,8 @@ def native_request(method: NativeCallMethod, call: Call) -> NativeRequest:
         message = call.request.SerializeToString()
     if method.parse_begun is not None and call.begun is not None:
         begun = partial(_announce, method.parse_begun, call.begun)
-    return NativeRequest(method.method, message, attached, call.timeout, operation_request_id(), begun)
+    request_id = operation_request_id(is_traced=is_traced)
+    return NativeRequest(method.method, message, attached, call.timeout, request_id, begun)
 
 
 def _announce(parse: Callable[[Frame], Any], begun: Callable[[Any], None], frame: Frame) -> None:

@@ -17,6 +17,8 @@ from headrace.client.producer.futures import PendingBatch, RecordFuture
 from headrace.client.producer.partition_queue import PartitionQueue
 from headrace.client.producer.rows import TypedRow, encode_rows
 from headrace.client.producer.sequences import ProducerStamp
+from headrace.client.tracing.sending import BatchSpans
+from headrace.wire.batch import MAX_BATCH_HEADERS, MAX_RECORD_HEADERS
 from headrace.wire.batch_runs import EncodedRun, encode_run
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
@@ -136,16 +138,24 @@ class ClosedBatch:
         self.reserved_bytes = buffer.reserved_bytes
 
     def encode(
-        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
+        self,
+        start: int,
+        end: int,
+        stamp: ProducerStamp,
+        *,
+        base_timestamp_ms: int,
+        codec: Codec,
+        level: int | None,
+        more_headers: Headers = (),
     ) -> list[ReadableBuffer]:
-        """Encode the records `start` to `end` as one batch, in parts."""
+        """Encode the records `start` to `end` as one batch, in parts; see `Encodes`."""
         columns = self.values, self.keys, self.headers, self.timestamps_ms
         if end - start < len(self.values):
             columns = tuple(None if column is None else column[start:end] for column in columns)  # type: ignore[assignment]
         values, keys, headers, timestamps_ms = columns
         fields: Any = {
             "base_timestamp_ms": base_timestamp_ms,
-            "headers": headers,
+            "headers": with_headers(headers, more_headers, end - start),
             "timestamps_ms": timestamps_ms,
             "codec": codec,
             "compression_level": level,
@@ -260,7 +270,11 @@ class PartitionBuffer:
         """
         assert self.appender is None
         assert self.pending is not None
-        appender = _append_with_futures(self, self.pending) if return_futures else _append_without(self)
+        if self.pending.spans is not None:
+            pending = self.pending if return_futures else None
+            appender = _append_outside_traces(self, pending, self.pending.spans)
+        else:
+            appender = _append_with_futures(self, self.pending) if return_futures else _append_without(self)
         next(appender)
         self.appender = appender
         return appender.send
@@ -270,7 +284,11 @@ class PartitionBuffer:
         assert self.appender is None
         assert self.pending is not None
         assert self.keys is not None
-        appender = _append_keyed(self, self.keys, self.pending if return_futures else None)
+        pending = self.pending if return_futures else None
+        if self.pending.spans is not None:
+            appender = _append_keyed_outside_traces(self, self.keys, pending, self.pending.spans)
+        else:
+            appender = _append_keyed(self, self.keys, pending)
         next(appender)
         self.appender, self.append_keyed = appender, appender.send
 
@@ -426,6 +444,55 @@ def _append_keyed(
         buffer.room = room
 
 
+def _append_outside_traces(
+    buffer: PartitionBuffer, pending: PendingBatch | None, spans: BatchSpans
+) -> Generator[RecordFuture | None, bytes, None]:
+    """Like `_append_with_futures`, until a value is sent in another context; without futures if `pending` is `None`."""
+    append, current, outside = buffer.values.append, spans.current, spans.outside
+    room = buffer.room
+    future: RecordFuture | None = None
+    try:
+        for index in range(len(buffer.values), buffer.limit):
+            value = yield future
+            cost = len(value) + RECORD_OVERHEAD
+            if cost > room or current() is not outside:
+                return
+            room -= cost
+            if pending is not None:
+                future = RecordFuture()
+                future.batch = pending
+                future.index = index
+            append(value)
+        yield future  # A value sent after this is not appended.
+    finally:
+        buffer.room = room
+
+
+def _append_keyed_outside_traces(
+    buffer: PartitionBuffer, keys: list[bytes | None], pending: PendingBatch | None, spans: BatchSpans
+) -> Generator[RecordFuture | None, tuple[bytes, bytes], None]:
+    """Like `_append_keyed`, until a record is sent in another context."""
+    append, append_key, current, outside = buffer.values.append, keys.append, spans.current, spans.outside
+    room = buffer.room
+    future: RecordFuture | None = None
+    try:
+        for index in range(len(buffer.values), buffer.limit):
+            key, value = yield future
+            cost = len(value) + len(key) + RECORD_OVERHEAD
+            if cost > room or current() is not outside:
+                return
+            room -= cost
+            if pending is not None:
+                future = RecordFuture()
+                future.batch = pending
+                future.index = index
+            append_key(key)
+            append(value)
+        yield future  # A record sent after this is not appended.
+    finally:
+        buffer.room = room
+
+
 def _append_nothing(_record: tuple[bytes, bytes]) -> RecordFuture | None:
     raise StopIteration
 
@@ -436,6 +503,18 @@ def record_cost(value: bytes | TypedRow | None, key: bytes | None, headers: Head
     for name, data in headers or ():
         cost += HEADER_OVERHEAD + 4 * len(name) + len(data)
     return cost
+
+
+def with_headers(
+    headers: Sequence[Headers | None] | None, more: Headers, count: int
+) -> Sequence[Headers | None] | None:
+    """Return the headers of `count` records, with more of them for the first one."""
+    if not more:
+        return headers
+    given = [None] * count if headers is None else list(headers)
+    if len(given[0] or ()) >= MAX_RECORD_HEADERS or sum(len(each or ()) for each in given) >= MAX_BATCH_HEADERS:
+        return headers
+    return [[*(given[0] or ()), *more], *given[1:]]
 
 
 def _column(column: list[Any] | None, length: int) -> list[Any]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headrace.client.base.errors import SerializationError
 from headrace.client.base.serializers import Serializer, serialize
-from headrace.client.producer.accumulator import HEADER_OVERHEAD, Headers
+from headrace.client.producer.accumulator import HEADER_OVERHEAD, Headers, with_headers
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.batch_runs import EncodedRun
 from headrace.wire.compression import Codec
@@ -97,12 +97,21 @@ class Bulk:
         return None if self._times is None else self._times[start:end]
 
     def encode(
-        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
+        self,
+        start: int,
+        end: int,
+        stamp: ProducerStamp,
+        *,
+        base_timestamp_ms: int,
+        codec: Codec,
+        level: int | None,
+        more_headers: Headers = (),
     ) -> list[ReadableBuffer]:
-        """Encode some records as one batch, in parts."""
+        """Encode some records as one batch, in parts; see `Encodes`."""
+        headers = None if self._headers is None else self._headers[start:end]
         rest: dict[str, Any] = {
             "base_timestamp_ms": base_timestamp_ms,
-            "headers": None if self._headers is None else self._headers[start:end],
+            "headers": with_headers(headers, more_headers, end - start),
             "timestamps_ms": self.timestamps(start, end),
             "codec": codec,
             "compression_level": level,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.client.base.records import RecordMetadata
+from headrace.client.tracing.sending import BatchSpans
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
@@ -28,11 +29,12 @@ class PendingBatch:
         base_offsets: offset of each batch's first record once done; empty if they are unknown.
         error: reason of the failure, once done.
         repeated: whether the leader already had part of it, or of its request; known once done.
+        spans: those of its records; `None` without tracing.
     """
 
     __slots__ = (
         "_callbacks", "_done", "_flush_now", "_lock", "_waiter", "base_offsets", "batch_records", "error", "repeated",
-        "timestamp_ms", "timestamps_ms", "where",
+        "spans", "timestamp_ms", "timestamps_ms", "where",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +43,7 @@ class PendingBatch:
         timestamp_ms: int,
         flush_now: Callable[["PendingBatch"], None],
         batch_records: int = 1 << 31,
+        spans: BatchSpans | None = None,
     ) -> None:
         self.where = where
         self.batch_records = batch_records
@@ -49,6 +52,7 @@ class PendingBatch:
         self.base_offsets: tuple[int, ...] = ()
         self.error: HeadraceError | None = None
         self.repeated = False
+        self.spans = spans
         self._flush_now = flush_now
         self._done = False
         self._lock = threading.Lock()
@@ -65,6 +69,8 @@ class PendingBatch:
             assert not self._done, "a batch completes once"
             self.base_offsets = base_offsets
             self.error = error
+            if self.spans is not None:
+                self.spans.end(self.where, self.offset_of, error)
             self._done = True
             waiter, callbacks = self._waiter, self._callbacks
             self._callbacks = []
@@ -108,10 +114,14 @@ class PendingBatch:
         """Return the metadata of record `index` of the batch."""
         own = self.timestamps_ms
         timestamp_ms = own[index] if own is not None and index < len(own) else None
+        timestamp_ms = self.timestamp_ms if timestamp_ms is None else timestamp_ms
+        return RecordMetadata(*self.where, self.offset_of(index), timestamp_ms)
+
+    def offset_of(self, index: int) -> int:
+        """Return the offset of record `index` of the batch; -1 if it is unknown."""
         number, place = divmod(index, self.batch_records)
         base_offset = self.base_offsets[number] if number < len(self.base_offsets) else -1
-        offset = base_offset + place if base_offset >= 0 else -1
-        return RecordMetadata(*self.where, offset, self.timestamp_ms if timestamp_ms is None else timestamp_ms)
+        return base_offset + place if base_offset >= 0 else -1
 
 
 def _run(callback: Callable[[], None]) -> None:

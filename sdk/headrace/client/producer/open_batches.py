@@ -19,6 +19,7 @@ from headrace.client.producer.partition_queue import SealedBatch
 from headrace.client.producer.producer_topics import ProducerTopics
 from headrace.client.producer.rows import TypedBulk, TypedRow
 from headrace.client.producer.sender import Sender
+from headrace.client.tracing.sending import SendSpan, SendTracing
 from headrace.wire.errors import BatchTooLargeError
 
 
@@ -33,6 +34,8 @@ class UnsentRecord(NamedTuple):
     timestamp_ms: int | None
     cost: int
     """See `record_cost`."""
+    span: SendSpan | None = None
+    """Its span, if it is sent within a trace."""
 
 
 class OpenBatches:
@@ -45,6 +48,7 @@ class OpenBatches:
         maintenance: ProducerMaintenance,
         sender: Sender,
         topics: ProducerTopics,
+        tracing: SendTracing,
         *,
         uses_appenders: bool,
     ) -> None:
@@ -54,6 +58,7 @@ class OpenBatches:
         self._maintenance = maintenance
         self._sender = sender
         self._topics = topics
+        self._tracing = tracing
         self._uses_appenders = uses_appenders
         self._lingering: dict[PartitionBuffer, None] = {}
         self.appenders: dict[str, Callable[[bytes], RecordFuture | None]] = {}
@@ -61,7 +66,7 @@ class OpenBatches:
 
     def append(self, buffer: PartitionBuffer, record: UnsentRecord) -> RecordFuture | int:
         """See `ProducerCore.append`."""
-        topic, value, key, headers, partition, timestamp_ms, cost = record
+        topic, value, key, headers, partition, timestamp_ms, cost, span = record
         while True:
             with buffer.lock:
                 if buffer.appender is not None:
@@ -69,6 +74,8 @@ class OpenBatches:
                 if buffer.has_room_for(cost):
                     assert buffer.pending is not None, "there is room: a batch is open"
                     future = future_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
+                    if buffer.pending.spans is not None:
+                        buffer.pending.spans.take(span, future.index)
                     if self._uses_appenders and partition is None and buffer.columns is None:
                         if key is None:
                             self.appenders[topic] = buffer.start_appender(return_futures=self._config.return_futures)
@@ -121,7 +128,8 @@ class OpenBatches:
 
     def pending_for(self, buffer: PartitionBuffer) -> PendingBatch:
         """Return the completion of a batch that is being opened."""
-        return PendingBatch(buffer.where, time.time_ns() // 1_000_000, self._flush_now, buffer.batch_records)
+        spans = self._tracing.batch(buffer.largest)
+        return PendingBatch(buffer.where, time.time_ns() // 1_000_000, self._flush_now, buffer.batch_records, spans)
 
     def send_bulk(
         self, buffer: PartitionBuffer, pending: PendingBatch, bulk: Bulk | TypedBulk, rows: range, cost: int

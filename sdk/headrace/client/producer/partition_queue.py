@@ -150,7 +150,11 @@ class Request:
     __slots__ = ("address", "broker_id", "landed", "parts", "request_id", "started_seconds", "timeout_ms")
 
     def __init__(self, broker_id: int, address: str, parts: list[RequestPart], timeout_ms: int) -> None:
-        self.request_id = new_request_id()
+        spans = (batch.pending.spans for part in parts for batch in part.batches)
+        traced = [found for found in spans if found is not None and found.traceparent]
+        for found in traced:
+            found.sent_to(address)
+        self.request_id = new_request_id(traced[0].traceparent if traced else "")
         self.broker_id = broker_id
         self.address = address
         self.parts = parts

@@ -143,9 +143,14 @@ class Producer:
         """Queue a record that the fast path does not support."""
         core = self._core
         record = core.make_record(topic, value, key, headers, partition, timestamp_ms)
-        done = core.append(record) or core.append(record)  # Again after the full batch was sealed.
-        if not isinstance(done, RecordFuture):
-            done = execute(core.append_waiting(record), self._io.run_step)
+        try:
+            done = core.append(record) or core.append(record)  # Again after the full batch was sealed.
+            if not isinstance(done, RecordFuture):
+                done = execute(core.append_waiting(record), self._io.run_step)
+        except BaseException as error:
+            if record.span is not None:
+                record.span.fail(error)
+            raise
         return done if self._return_futures else None  # type: ignore[return-value]
 
     def send_many(

@@ -92,11 +92,16 @@ class Producer:
         """
         core = self._core
         record = core.make_record(topic, value, key, headers, partition, timestamp_ms)
-        done = core.append(record)
-        if not isinstance(done, SyncRecordFuture):
-            if not done:
-                await asyncio.sleep(0)  # A batch was sealed: a loop that only sends must let its call start.
-            done = await aexecute(core.append_waiting(record), self._io.run_step)
+        try:
+            done = core.append(record)
+            if not isinstance(done, SyncRecordFuture):
+                if not done:
+                    await asyncio.sleep(0)  # A batch was sealed: a loop that only sends must let its call start.
+                done = await aexecute(core.append_waiting(record), self._io.run_step)
+        except BaseException as error:
+            if record.span is not None:
+                record.span.fail(error)
+            raise
         return RecordFuture(done)
 
     async def send_and_wait(

@@ -33,6 +33,7 @@ from headrace.client.producer.partition_queue import SealedBatch
 from headrace.client.producer.producer_topics import ProducerTopic, ProducerTopics, is_unknown_topic
 from headrace.client.producer.rows import TypedBulk, TypedRow, bulk_of_table, checked_row
 from headrace.client.producer.sender import ProducerIO, Sender
+from headrace.client.tracing.sending import SendTracing
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import BatchTooLargeError, HeadraceError
 from headrace.wire.typed.topic_columns import TopicColumns
@@ -75,8 +76,15 @@ class ProducerCore:
         )
         self.sender = Sender(config, io, backoff, self.buffer_pool, self.maintenance, self.interceptors)
         self.topics = ProducerTopics(config, io, self.sender.cluster_metadata, chance)
+        self._tracing = SendTracing(config)
         self.open_batches = OpenBatches(
-            config, self.buffer_pool, self.maintenance, self.sender, self.topics, uses_appenders=self._uses_appenders
+            config,
+            self.buffer_pool,
+            self.maintenance,
+            self.sender,
+            self.topics,
+            self._tracing,
+            uses_appenders=self._uses_appenders,
         )
         self._backoff = backoff
         self._bootstrap = BootstrapClient(config)
@@ -95,7 +103,7 @@ class ProducerCore:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> UnsentRecord:
-        """Return the argument of `append`.
+        """Return the argument of `append`. Its span, if it has one, is ended with its batch, or by the caller.
 
         Raises:
             SerializationError: If it is not bytes, or the serializer failed.
@@ -106,8 +114,11 @@ class ProducerCore:
         else:
             data = serialize(self._value_serializer, value, "value")
         key_data = None if key is None else serialize(self._key_serializer, key, "key")
+        span = None
+        if self._tracing.telemetry is not None:
+            span, headers = self._tracing.begin(topic, headers)
         cost = record_cost(data, key_data, headers)
-        return UnsentRecord(topic, data, key_data, headers, partition, timestamp_ms, cost)
+        return UnsentRecord(topic, data, key_data, headers, partition, timestamp_ms, cost, span)
 
     def append(self, record: UnsentRecord) -> RecordFuture | int:
         """Append one record if that needs no wait.
@@ -213,6 +224,8 @@ class ProducerCore:
                 raise too_large(buffer, cost)
             pending = self.open_batches.pending_for(buffer)
             pending.timestamps_ms = bulk.timestamps(start, end)
+            if pending.spans is not None:
+                pending.spans.inherit()
             with DeferredKeyboardInterrupt():
                 missing = self.open_batches.send_bulk(buffer, pending, bulk, range(start, end), cost)
             if missing is not None:

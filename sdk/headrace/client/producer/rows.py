@@ -60,14 +60,23 @@ class TypedBulk:
         return None if self._times is None else [*self._times[start:end]]
 
     def encode(
-        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
+        self,
+        start: int,
+        end: int,
+        stamp: ProducerStamp,
+        *,
+        base_timestamp_ms: int,
+        codec: Codec,
+        level: int | None,
+        more_headers: Sequence[tuple[str, bytes]] = (),
     ) -> list[ReadableBuffer]:
-        """Encode some rows as one batch, in parts."""
+        """Encode some rows as one batch, in parts; see `Encodes`."""
         count = end - start
         return column_parts(
             typed_rows([array.slice(start, count) for array in self._arrays], self._columns),
             None if self._keys is None else arrow_buffers(self._keys.slice(start, count)),
             base_timestamp_ms=base_timestamp_ms,
+            headers=[more_headers, *[None] * (count - 1)] if more_headers else None,
             timestamps_ms=self.timestamps(start, end),
             codec=codec,
             compression_level=level,

@@ -19,7 +19,7 @@ from headrace.client.base.errors import DeliveryError
 from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.client.interceptors.interceptor import Interceptors, ProducedBatch
 from headrace.client.net.cluster_metadata import ClusterMetadata, TopicLeaders
-from headrace.client.producer.accumulator import BufferPool
+from headrace.client.producer.accumulator import BufferPool, Headers
 from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import InFlightRequests
 from headrace.client.producer.maintenance import ProducerMaintenance
@@ -67,9 +67,17 @@ class Encodes(Protocol):
     """Records of one partition, of `send` or of `send_many`."""
 
     def encode(
-        self, start: int, end: int, stamp: ProducerStamp, *, base_timestamp_ms: int, codec: Codec, level: int | None
+        self,
+        start: int,
+        end: int,
+        stamp: ProducerStamp,
+        *,
+        base_timestamp_ms: int,
+        codec: Codec,
+        level: int | None,
+        more_headers: Headers = (),
     ) -> list[ReadableBuffer]:
-        """Encode the records `start` to `end` as one batch, in parts."""
+        """Encode the records `start` to `end` as one batch, in parts; the first one also has `more_headers`."""
 
     def encode_run(
         self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
@@ -166,9 +174,13 @@ class Sender:
         step, records, stamp = batch.pending.batch_records, batch.records, batch.stamp
         encoded: list[BufferVector] = []
         together = None
+        more_headers: Headers = ()
         try:
+            if batch.pending.spans is not None:
+                where, opened_ms = batch.partition_queue.where, batch.pending.timestamp_ms
+                more_headers = batch.pending.spans.seal(where, records, batch.reserved_bytes, opened_ms)
             whole = records - records % step
-            if batch.count > FEW_BATCHES and self._codec is Codec.NONE:
+            if not more_headers and batch.count > FEW_BATCHES and self._codec is Codec.NONE:
                 together = source.encode_run(
                     start, start + whole, step, stamp, base_timestamp_ms=batch.pending.timestamp_ms
                 )
@@ -182,6 +194,7 @@ class Sender:
                     base_timestamp_ms=batch.pending.timestamp_ms,
                     codec=self._codec,
                     level=self._config.compression_level,
+                    more_headers=more_headers,
                 )
                 encoded.append(BufferVector(parts))
             batch.encoded = encoded

@@ -1,0 +1,128 @@
+"""OpenTelemetry's API as the application has set it up; never imported from here.
+
+A program that sets a tracer provider has imported `opentelemetry.trace`; one that has not, or has set none, has no
+spans. So `import headrace` needs no package of OpenTelemetry, and the lookup costs other programs one dictionary access
+for each batch or poll.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.wire.trace_context import TraceParent
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
+
+SYSTEM = "headrace"
+"""Value of `messaging.system`."""
+INSTRUMENTATION = "headrace"
+
+
+class OpenTelemetry:
+    """API with the tracer of one provider. Immutable, any thread.
+
+    Attributes:
+        tracer: the tracer of this library.
+        current: returns the current context; the same object until another one is attached.
+    """
+
+    __slots__ = ("_contexts", "_traces", "current", "provider", "tracer")
+
+    def __init__(self, traces: Any, contexts: Any, provider: "TracerProvider") -> None:
+        """`traces` and `contexts` are the modules `opentelemetry.trace` and `opentelemetry.context`."""
+        from headrace import __version__
+
+        self._traces, self._contexts = traces, contexts
+        self.provider = provider
+        self.tracer: Tracer = provider.get_tracer(INSTRUMENTATION, __version__)
+        # The variable itself, if it is where it has always been: a fifth of the cost of the function over it, and
+        # `send` asks for each record.
+        variable = getattr(getattr(contexts, "_RUNTIME_CONTEXT", None), "_current_context", None)
+        self.current: Callable[[], Context] = getattr(variable, "get", contexts.get_current)
+
+    def span_context(self, context: "Context") -> "SpanContext":
+        """Return the identity of the span in a context; an invalid one without a span."""
+        found: SpanContext = self._traces.get_current_span(context).get_span_context()
+        return found
+
+    def root(self) -> "Context":
+        """Return a context without a span."""
+        found: Context = self._contexts.Context()
+        return found
+
+    def context_of(self, span: "Span") -> "Context":
+        """Return the current context with another span."""
+        found: Context = self._traces.set_span_in_context(span)
+        return found
+
+    def remote(self, parent: TraceParent) -> "SpanContext":
+        """Return the identity of a span of another process."""
+        flags = self._traces.TraceFlags(self._traces.TraceFlags.SAMPLED if parent.is_sampled else 0)
+        found: SpanContext = self._traces.SpanContext(
+            parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags
+        )
+        return found
+
+    def below(self, parent: "SpanContext") -> "Context":
+        """Return a context for the children of a span."""
+        found: Context = self._traces.set_span_in_context(self._traces.NonRecordingSpan(parent), self.root())
+        return found
+
+    def link(self, linked: "SpanContext") -> Any:
+        """Return a link to a span."""
+        return self._traces.Link(linked)
+
+    def kind(self, name: str) -> Any:
+        """Return the span kind `PRODUCER`, `CONSUMER` or `CLIENT`."""
+        return self._traces.SpanKind[name]
+
+    def fail(self, span: "Span", error_type: str) -> None:
+        """Mark a span as failed. Messages of errors are left out, because they may quote a value."""
+        span.set_attribute("error.type", error_type)
+        span.set_status(self._traces.StatusCode.ERROR)
+
+    def attach(self, context: "Context") -> Any:
+        """Make a context the current one; return a token for `detach`."""
+        return self._contexts.attach(context)
+
+    def detach(self, token: Any) -> None:
+        """Restore the context before `attach`."""
+        self._contexts.detach(token)
+
+
+_known: OpenTelemetry | None = None
+
+
+def open_telemetry() -> OpenTelemetry | None:
+    """Return the API, once the application has set a tracer provider; else `None`. Cheap, any thread."""
+    traces = sys.modules.get("opentelemetry.trace")
+    return None if traces is None else _of_provider(traces)
+
+
+def _of_provider(traces: Any) -> OpenTelemetry | None:
+    global _known  # noqa: PLW0603
+    find = getattr(traces, "get_tracer_provider", None)  # Missing while another thread imports it.
+    provider = None if find is None else find()
+    known = _known
+    if known is not None and known.provider is provider:
+        return known
+    if provider is None or isinstance(provider, traces.ProxyTracerProvider | traces.NoOpTracerProvider):
+        return None
+    known = _known = OpenTelemetry(traces, sys.modules["opentelemetry.context"], provider)
+    return known
+
+
+def ambient_traceparent() -> str:
+    """Return the `traceparent` of the current span if it is sampled; else an empty string."""
+    found = open_telemetry()
+    if found is None:
+        return ""
+    span = found.span_context(found.current())
+    return str(traceparent_for(span)) if span.is_valid and span.trace_flags.sampled else ""
+
+
+def traceparent_for(span: "SpanContext") -> TraceParent:
+    """Return the `traceparent` of a span."""
+    return TraceParent(span.trace_id, span.span_id, span.trace_flags.sampled)

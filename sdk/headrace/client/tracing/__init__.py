@@ -1,0 +1,1 @@
+"""Spans of clients, by OpenTelemetry's API, if the application uses it."""

@@ -1,0 +1,226 @@
+"""Spans of a producer: `send TOPIC`, from `send` to the acknowledgement.
+
+A record that is sent within a sampled trace has a span of its own, and its context in the header `traceparent`.
+Records that are sent outside of any trace are sampled as batches: the sampler is asked once for each batch, and the
+context of its span is that of all its records (`headrace.wire.trace_context`). A sampler takes about ten microseconds,
+`send` a quarter of one; so a decision for each record would cost 40 times the record. `send_many` and `send_table` have
+a span for each batch in any case, below the span in which they are called: the conventions recommend a "Create" span
+for each message, which would be ten thousand for a batch.
+
+A context that the application has put into `headers` stays as it is, and the span links to it.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headrace.client.base.config import ProducerConfig
+from headrace.client.base.open_telemetry import SYSTEM, OpenTelemetry, open_telemetry, traceparent_for
+from headrace.wire.batch import MAX_RECORD_HEADERS
+from headrace.wire.errors import HeadraceError
+from headrace.wire.ids import TopicPartition
+from headrace.wire.trace_context import BATCH_TRACEPARENT, TRACEPARENT, parse_traceparent
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+
+_log = logging.getLogger("headrace.client")
+
+OFFSET_BYTES = 4
+"""Bytes that a batch with headers has for each record."""
+CONTEXT_BYTES = 128
+"""Maximum bytes of a context in a header, with its offsets."""
+
+RecordHeaders = Any
+"""Sequence of (name, bytes) pairs, or `None`."""
+
+
+class SendSpan:
+    """Span of one `send`; ended by the batch that takes the record, or by `fail`."""
+
+    __slots__ = ("context", "span", "telemetry")
+
+    def __init__(self, telemetry: OpenTelemetry, context: "Context", span: "Span | None") -> None:
+        """`span` is `None` for a record of a trace that is not sampled; `context` is that of the call."""
+        self.telemetry, self.context, self.span = telemetry, context, span
+
+    def fail(self, error: BaseException) -> None:
+        """End the span of a record that was not accepted."""
+        if self.span is not None:
+            self.telemetry.fail(self.span, error_type(error))
+            self.span.end()
+
+
+class BatchSpans:
+    """Spans of the records of one batch. Guarded by the lock of its buffer until it is sealed.
+
+    Attributes:
+        current: returns the current context, which `send` compares with `outside`.
+        outside: context in which records are sent without a span of their own.
+        traceparent: context of the first span of the batch, which its calls carry; empty without any.
+    """
+
+    __slots__ = (
+        "_is_unsampled",
+        "_largest",
+        "_parent",
+        "_spans",
+        "_telemetry",
+        "_tracing",
+        "current",
+        "outside",
+        "traceparent",
+    )
+
+    def __init__(self, tracing: "SendTracing", telemetry: OpenTelemetry, largest: int) -> None:
+        """`largest` is the maximum size of the batch's records, in bytes."""
+        self._tracing, self._telemetry, self._largest = tracing, telemetry, largest
+        self.current: Callable[[], object] = telemetry.current
+        self.outside: object = None
+        self._parent: Context | None = None
+        self._is_unsampled = False
+        self._spans: list[tuple[Span, int]] = []
+        self.traceparent = ""
+
+    def take(self, sent: SendSpan | None, index: int) -> None:
+        """Take the span of record `index`; `None` means that it was sent outside of any trace."""
+        if sent is None:
+            self.outside = self.current()
+        elif sent.span is None:
+            self.outside, self._is_unsampled = sent.context, True
+        else:
+            self._add(sent.span, index)
+
+    def inherit(self) -> None:
+        """Make the span of the whole batch a child of the current span."""
+        context = self._telemetry.current()
+        found = self._telemetry.span_context(context)
+        if found.is_valid:
+            self._parent, self._is_unsampled = context, not found.trace_flags.sampled
+
+    def seal(
+        self, where: TopicPartition, records: int, size_bytes: int, opened_ms: int
+    ) -> tuple[tuple[str, bytes], ...]:
+        """Begin the span of the batch unless its records have spans; return the headers for its first record."""
+        if self._spans or self._is_unsampled:
+            return ()
+        parent = self._telemetry.root() if self._parent is None else self._parent
+        attributes = {
+            "messaging.destination.partition.id": str(where.partition),
+            "messaging.batch.message_count": records,
+        }
+        start_ns = opened_ms * 1_000_000 if self._parent is None else None
+        span = self._tracing.start(self._telemetry, where.topic, parent, attributes, start_ns=start_ns)
+        if not span.get_span_context().trace_flags.sampled:
+            return ()
+        self._add(span, 0)
+        if size_bytes + OFFSET_BYTES * (records + 1) + CONTEXT_BYTES > self._largest:
+            return ()
+        return ((BATCH_TRACEPARENT, self.traceparent.encode()),)
+
+    def _add(self, span: "Span", index: int) -> None:
+        self._spans.append((span, index))
+        self.traceparent = self.traceparent or str(traceparent_for(span.get_span_context()))
+
+    def sent_to(self, address: str) -> None:
+        """Note the broker to which the batch is sent."""
+        host, _, port = address.rpartition(":")
+        for span, _ in self._spans:
+            span.set_attribute("server.address", host)
+            span.set_attribute("server.port", int(port))
+
+    def end(self, where: TopicPartition, offset_of: Callable[[int], int], error: HeadraceError | None) -> None:
+        """End the spans with the result of the batch."""
+        try:
+            for span, index in self._spans:
+                span.set_attribute("messaging.destination.partition.id", str(where.partition))
+                if error is not None:
+                    self._telemetry.fail(span, error_type(error))
+                elif (offset := offset_of(index)) >= 0:
+                    span.set_attribute("messaging.headrace.offset", offset)
+                span.end()
+        except Exception:
+            _log.exception("a span could not be ended; records are not affected")
+
+
+class SendTracing:
+    """Spans of one producer. Any thread."""
+
+    def __init__(self, config: ProducerConfig) -> None:
+        self._is_off = config.tracing == "off"
+        self._client_id = config.client_id
+        self.telemetry = None if self._is_off else open_telemetry()
+        """API of OpenTelemetry, looked up again for each batch; `None` if the application has no tracer provider."""
+        self._outside: object = None
+        """Context that has no span, the last one that `begin` has seen."""
+
+    def batch(self, largest: int) -> BatchSpans | None:
+        """Return the spans of a batch that is being opened; `None` if the application has no tracer provider."""
+        telemetry = self.telemetry = None if self._is_off else open_telemetry()
+        return None if telemetry is None else BatchSpans(self, telemetry, largest)
+
+    def begin(self, topic: str, headers: RecordHeaders) -> tuple[SendSpan | None, RecordHeaders]:
+        """Begin the span of a record; return it with the record's headers.
+
+        The span is `None` outside of any trace, and if the application has no tracer provider.
+        """
+        telemetry = self.telemetry
+        if telemetry is None:
+            return None, headers
+        context = telemetry.current()
+        if context is self._outside:
+            return None, headers
+        found = telemetry.span_context(context)
+        if not found.is_valid:
+            self._outside = context
+            return None, headers
+        if not found.trace_flags.sampled:
+            return SendSpan(telemetry, context, None), headers
+        given = creation_context(headers)
+        links = () if given is None else (telemetry.link(telemetry.remote(given)),)
+        span = self.start(telemetry, topic, context, {}, links=links)
+        identity = span.get_span_context()
+        if not identity.trace_flags.sampled:  # The sampler does not follow the parent.
+            return SendSpan(telemetry, context, None), headers
+        if given is None and len(headers or ()) < MAX_RECORD_HEADERS:
+            headers = [*(headers or ()), (TRACEPARENT, str(traceparent_for(identity)).encode())]
+        return SendSpan(telemetry, context, span), headers
+
+    def start(
+        self,
+        telemetry: OpenTelemetry,
+        topic: str,
+        parent: "Context",
+        attributes: dict[str, Any],
+        *,
+        links: Any = (),
+        start_ns: int | None = None,
+    ) -> "Span":
+        """Start a span."""
+        attributes |= {
+            "messaging.system": SYSTEM,
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": topic,
+            "messaging.client.id": self._client_id,
+        }
+        return telemetry.tracer.start_span(
+            f"send {topic}", parent, telemetry.kind("PRODUCER"), attributes, links, start_ns
+        )
+
+
+def creation_context(headers: RecordHeaders) -> Any:
+    """Return the `TraceParent` in a record's headers, or `None`."""
+    for name, value in headers or ():
+        if name == TRACEPARENT:
+            with contextlib.suppress(AttributeError, UnicodeDecodeError):  # What is no bytes is refused later.
+                return parse_traceparent(value.decode("ascii"))
+    return None
+
+
+def error_type(error: BaseException) -> str:
+    """Return the low-cardinality name of an error: its code, or its class."""
+    code = getattr(error, "code", None)
+    return str(code.name) if isinstance(error, HeadraceError) and code is not None else type(error).__qualname__
