@@ -35,6 +35,7 @@ from headrace.wire.errors import (
 from prometheus_client import Counter
 
 from headrace_server.arrivals import Arrivals, NotArrivedError
+from headrace_server.call_spans import begin_call
 from headrace_server.calls import CURRENT_CALL, bearer_token, certified_names, check_certificate, refuse, request_id_of
 from headrace_server.identity.gate import Access, IdentityGate, access, set_access
 from headrace_server.identity.rights import Operation, ResourceKind
@@ -60,6 +61,7 @@ class UnlistedMethodError(Exception):
 class _Served:
     """Method of this server."""
 
+    path: str
     name: str
     row: Method
     reader: RequestReader
@@ -114,7 +116,7 @@ class Admission(grpc.GenericRpcHandler):
         group_operation = None
         if row.right is not None and row.right.kind is ResourceKind.GROUP and "group_id" in request_type.fields_by_name:
             group_operation = row.right.operation
-        served = _Served(name, row, reader, handler, call_errors, group_operation)
+        served = _Served(path, name, row, reader, handler, call_errors, group_operation)
         self._handlers[path] = self._make_handler(served)
 
     def _make_handler(self, served: _Served) -> Handler:
@@ -132,6 +134,13 @@ class Admission(grpc.GenericRpcHandler):
         behaviour, is_dear = served.handler.unary_unary, bool(served.row.answer_bytes_per_second)
 
         async def answer(_requests: Any, context: Any) -> Any:
+            span = begin_call(served.path, "grpc", context)
+            if span is None:
+                return await serve(context)
+            with span:
+                return await serve(context)
+
+        async def serve(context: Any) -> Any:
             response = await behaviour(await self._take(served, context), context)
             if is_dear:
                 self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())

@@ -22,6 +22,7 @@ from headrace.wire.errors import (
 )
 from prometheus_client import Counter
 
+from headrace_server.call_spans import current_span
 from headrace_server.identity.gate import current_access
 
 log = structlog.get_logger(__name__)
@@ -114,6 +115,8 @@ async def refuse(context: Any, method: str, error: HeadraceError, counter: Count
         counter.labels(method, code.name).inc()
     if (found := current_access()) is not None:
         found.note_end(None, code.name)
+    if (span := current_span()) is not None:
+        span.refused(code)
     if _traced:
         log.debug("call_refused", method=method, user=user(), code=code.name, reason=error.message)
     trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, to_status_bytes(error))]

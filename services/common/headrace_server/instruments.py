@@ -8,6 +8,7 @@ Rarer updates use the library's classes. Each service lists its instruments in i
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +18,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
+TRACE_ID_LABEL = "trace_id"
+"""Label of exemplars, as Grafana and OpenTelemetry's collector expect it."""
 LOOP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -85,18 +89,23 @@ class LoopCounters(Collector):
 class LoopTimes:
     """Observations of one series of a `LoopHistogram`."""
 
-    __slots__ = ("_bounds", "counts", "sum_seconds")
+    __slots__ = ("_bounds", "counts", "exemplars", "sum_seconds")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         """Number of observations per bucket, not cumulative; the last bucket has no bound."""
         self.sum_seconds = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """By bucket: the last observation of a traced call."""
 
-    def observe(self, seconds: float) -> None:
-        """Observe one duration."""
-        self.counts[bisect_left(self._bounds, seconds)] += 1
+    def observe(self, seconds: float, trace_id: str = "") -> None:
+        """Observe one duration; with a `trace_id` it becomes the exemplar of its bucket."""
+        bucket = bisect_left(self._bounds, seconds)
+        self.counts[bucket] += 1
         self.sum_seconds += seconds
+        if trace_id:
+            self.exemplars[bucket] = Exemplar({TRACE_ID_LABEL: trace_id}, seconds, time.time())
 
 
 class LoopHistogram(Collector):
@@ -130,10 +139,12 @@ class LoopHistogram(Collector):
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
         for value, times in self._series.items():
             counts, total = list(times.counts), 0
-            buckets: list[tuple[str, float]] = []
-            for bound, count in zip((*self._bounds, float("inf")), counts, strict=True):
+            buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+            for bucket, (bound, count) in enumerate(zip((*self._bounds, float("inf")), counts, strict=True)):
                 total += count
-                buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+                name = "+Inf" if bound == float("inf") else str(bound)
+                exemplar = times.exemplars.get(bucket)
+                buckets.append((name, total) if exemplar is None else (name, total, exemplar))
             family.add_metric([value] if self._labelnames else [], buckets, sum_value=times.sum_seconds)
         yield family
 

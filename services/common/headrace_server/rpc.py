@@ -33,11 +33,13 @@ from prometheus_client import Counter
 
 from headrace_server import calls
 from headrace_server.admission import Admission
+from headrace_server.call_spans import current_trace_id
 from headrace_server.caller_turns import next_turn, note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, refuse, request_id
 from headrace_server.connection_shares import keep_shares
 from headrace_server.health import Health, HealthCause, HealthServicer
 from headrace_server.identity.gate import IdentityGate, access
+from headrace_server.instruments import TRACE_ID_LABEL
 from headrace_server.places import PlaceLimits, Places, peer_host
 from headrace_server.settings import SettingsError
 
@@ -81,7 +83,9 @@ def _time(servicer: object, method: Callable[..., Any], started: float) -> None:
     """Observe the duration of a call if its servicer has a timer for it."""
     timers = getattr(servicer, "call_seconds", None)
     if timers is not None and method.__name__ in timers:
-        timers[method.__name__].observe(time.perf_counter() - started)
+        trace_id = current_trace_id()
+        exemplar = {TRACE_ID_LABEL: trace_id} if trace_id else None
+        timers[method.__name__].observe(time.perf_counter() - started, exemplar)
 
 
 def _trace(method: Callable[..., Any], started: float, context: Any) -> None:

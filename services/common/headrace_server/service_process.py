@@ -46,6 +46,7 @@ from headrace_server.open_access import open_access
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcServer
 from headrace_server.service_settings import ServiceSettings
+from headrace_server.span_export import exported_spans
 from headrace_server.telemetry import LogInterval, configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
 
@@ -240,6 +241,7 @@ async def run_process(
 
     Raises:
         AddressInUseError: See `serve_observability`.
+        InvalidConfigError: See `exported_spans`.
         TlsFilesError: See `watched_tls`.
     """
     all_metrics = (metrics, *others)
@@ -257,6 +259,7 @@ async def run_process(
         count=count,
     )
     async with (
+        exported_spans(settings.otlp_endpoint, name=name, cluster=settings.cluster),
         watched_tls(settings, metrics) as tls,
         serve_observability(
             all_metrics,

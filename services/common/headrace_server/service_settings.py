@@ -59,6 +59,14 @@ class ServiceSettings(TlsSettings):
     ] = False
     log_level: Annotated[LogLevel, Field(description="Minimum level of log lines.")] = "info"
     log_format: Annotated[LogFormat, Field(description="Format of log lines: readable text or JSON.")] = "console"
+    otlp_endpoint: Annotated[
+        str,
+        Field(
+            description="Base URL of an OpenTelemetry collector, such as `http://collector:4318`, which gets the spans "
+            "of calls whose caller is in a sampled trace, over OTLP/HTTP. If empty, the standard variables "
+            "`OTEL_EXPORTER_OTLP_*` name it, or there are no spans."
+        ),
+    ] = ""
     loop_stall_ms: Annotated[
         int,
         Field(
@@ -76,6 +84,8 @@ class ServiceSettings(TlsSettings):
         self.check_tls()
         if bool(self.etcd_user) != bool(self.etcd_password_file):
             raise ValueError("etcd_user and etcd_password_file must be set together")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint={self.otlp_endpoint} is not a URL: write http://HOST:4318")
         if self.metrics_tls and not self.tls_cert_file:
             raise ValueError("metrics_tls needs tls_cert_file")
 

@@ -152,7 +152,7 @@ class Bench:
     def method(self, name, request_type, splice=None):
         row = METHODS[f"/headrace.v1.BrokerService/{name}"]
         reader = RequestReader(name, row, request_type.FromString, request_type.DESCRIPTOR)
-        return NativeMethod(name, row, reader, splice, self.service)
+        return NativeMethod(f"/headrace.v1.BrokerService/{name}", name, row, reader, splice, self.service)
 
     def metric(self, name, **labels):
         return self.registry.get_sample_value(name, labels)

@@ -19,6 +19,7 @@ from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 from headrace.wire.typed.selection import ColumnSelection
 from headrace.wire.zero_copy import SplicedMessage
+from headrace_server.call_spans import current_trace_id
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
@@ -139,7 +140,7 @@ class FetchHandler:
                 self._fill_error(each)
         finally:
             _close_all(wanted)
-        self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
+        self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited, current_trace_id())
         return SplicedMessage(response, [each.batches for each in wanted])
 
     async def locate(self, request: broker_pb2.FetchRequest, peer: str) -> Located:
@@ -192,7 +193,7 @@ class FetchHandler:
             raise
         finally:
             _close_all(wanted)
-        self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited)
+        self._context.metrics.fetch_seconds.observe(time.perf_counter() - started - waited, current_trace_id())
         return Located(response, slices, selected, [each.partition for each in wanted], release)
 
     async def _find(

@@ -41,9 +41,10 @@ def native_methods(service: BrokerService, tables: TableService) -> dict[int, Na
     def method(
         name: str, request_type: Any, handle: Any, splice: Any = None, service_name: str = SERVICE_NAME
     ) -> NativeMethod:
-        row = METHODS[f"/{service_name}/{name}"]
+        path = f"/{service_name}/{name}"
+        row = METHODS[path]
         reader = RequestReader(name, row, request_type.FromString, request_type.DESCRIPTOR)
-        return NativeMethod(name, row, reader, splice, handle)
+        return NativeMethod(path, name, row, reader, splice, handle)
 
     return {
         MethodCode.PRODUCE: method("Produce", broker_pb2.ProduceRequest, produce, splice_produce),

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 from headrace.v1 import broker_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
+from headrace_server.call_spans import current_span, current_trace_id
 from headrace_server.caller_turns import next_turn
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
@@ -208,9 +209,13 @@ class ProduceHandler:
 
     def _observe(self, times: _Times, pending: list[_Pending]) -> None:
         """Record the durations of the call's stages; a call that did not wait has only the first two."""
-        metrics = self._context.metrics
-        metrics.queue_stage.observe(times.appended - times.started - times.append_seconds)
-        metrics.append_stage.observe(times.append_seconds)
+        metrics, span, trace_id = self._context.metrics, current_span(), current_trace_id()
+        queue = times.appended - times.started - times.append_seconds
+        metrics.queue_stage.observe(queue, trace_id)
+        metrics.append_stage.observe(times.append_seconds, trace_id)
+        if span is not None:
+            span.stage("queue", times.started, queue)
+            span.stage("append", times.started + queue, times.append_seconds)
         if not pending:
             return
         waited = time.perf_counter() - times.appended
@@ -218,8 +223,11 @@ class ProduceHandler:
             at for each in pending if (at := each.partition.flush_policy.flushed_at(each.end_offset)) is not None
         ]
         fsync = min(waited, max(0.0, max(flushed) - times.appended)) if flushed else 0.0
-        metrics.fsync_stage.observe(fsync)
-        metrics.replication_stage.observe(waited - fsync)
+        metrics.fsync_stage.observe(fsync, trace_id)
+        metrics.replication_stage.observe(waited - fsync, trace_id)
+        if span is not None:
+            span.stage("fsync", times.appended, fsync)
+            span.stage("replication", times.appended + fsync, waited - fsync)
 
     async def _append(
         self,

@@ -24,6 +24,7 @@ from headrace.wire.errors import (
     to_detail,
 )
 from headrace.wire.zero_copy import SplicedMessage, fetch_response_bytes, parse_produce_request
+from headrace_server.call_spans import current_trace_id
 from headrace_server.calls import CALLER
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
@@ -115,7 +116,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         started = time.perf_counter()
         response = await self._produce.produce(request, connection)
         self.check_lease(Outcome.UNKNOWN)
-        self._partition_context.metrics.produce_seconds.observe(time.perf_counter() - started)
+        self._partition_context.metrics.produce_seconds.observe(time.perf_counter() - started, current_trace_id())
         response.throttle_ms = await quotas.hold(user, Use.PRODUCE, request.message.timeout_ms / 2000)
         return response
 

@@ -22,6 +22,7 @@ from headrace.partition.table_state import RowOffsets
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
 from headrace.wire.table_keys import check_row
+from headrace_server.call_spans import current_trace_id
 from headrace_server.caller_turns import next_turn
 from headrace_server.calls import CALLER
 from headrace_server.identity.gate import access
@@ -239,7 +240,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     def _note(self, call: TableCall, rows: int, started: float) -> int:
         """Count a call; return its microseconds."""
         seconds = time.perf_counter() - started
-        self._metrics.seconds[call].observe(seconds)
+        self._metrics.seconds[call].observe(seconds, current_trace_id())
         self._metrics.rows[call].inc(rows)
         return max(1, int(seconds * 1e6))
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from headrace.wire.errors import REQUEST_ID_KEY
 from headrace.wire.frames import Frame
+from headrace.wire.trace_context import TRACEPARENT, traceparent_of
 
 from headrace_server.identity.gate import Access
 from headrace_server.methods import Method
@@ -21,6 +22,8 @@ from headrace_server.requests import RequestReader
 class NativeMethod:
     """Served method."""
 
+    path: str
+    """gRPC's, such as `/headrace.v1.BrokerService/Fetch`."""
     name: str
     row: Method
     reader: RequestReader
@@ -80,8 +83,10 @@ class NativeCall:
         return self._peer.name
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the request id in the form of gRPC metadata."""
-        return ((REQUEST_ID_KEY, self.request_id),)
+        """Return the request id, and the trace context with which it may begin, in the form of gRPC metadata."""
+        found = ((REQUEST_ID_KEY, self.request_id),)
+        traceparent = traceparent_of(self.request_id)
+        return (*found, (TRACEPARENT, traceparent)) if traceparent else found
 
     def auth_context(self) -> dict[str, list[bytes]]:
         """Return the names of the client's certificate, as gRPC does."""

@@ -39,6 +39,7 @@ from headrace.wire.frames import (
 )
 
 from headrace_server import calls
+from headrace_server.call_spans import begin_call, current_span
 from headrace_server.caller_turns import note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, certified_names
 from headrace_server.identity.callers import ANONYMOUS, Caller
@@ -258,6 +259,14 @@ class NativeConnection(FramedConnection):
             call.task.cancel()
 
     async def _serve(self, call: NativeCall) -> None:
+        span = begin_call(call.method.path, "headrace", call)
+        if span is None:
+            await self._answer(call)
+        else:
+            with span:
+                await self._answer(call)
+
+    async def _answer(self, call: NativeCall) -> None:
         CURRENT_CALL.set(call)
         caller = call.access.share_key(self.host)
         CALLER.set(caller)
@@ -314,6 +323,8 @@ class NativeConnection(FramedConnection):
     def _refuse(self, correlation: int, method: str, error: HeadraceError, call: NativeCall | None = None) -> None:
         code = error.code or ErrorCode.INTERNAL
         self._service.call_errors.labels(method, code.name).inc()
+        if call is not None and (span := current_span()) is not None:
+            span.refused(code)
         if calls.calls_are_traced():
             log.debug("call_refused", method=method, peer=self.name, code=code.name, reason=error.message)
         error.__traceback__ = error.__cause__ = error.__context__ = None
