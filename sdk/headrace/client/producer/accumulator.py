@@ -270,11 +270,13 @@ class PartitionBuffer:
         """
         assert self.appender is None
         assert self.pending is not None
-        if self.pending.spans is not None:
-            pending = self.pending if return_futures else None
-            appender = _append_outside_traces(self, pending, self.pending.spans)
+        pending, spans = self.pending, self.pending.spans
+        if spans is None:
+            appender = _append_with_futures(self, pending) if return_futures else _append_without(self)
+        elif return_futures:
+            appender = _append_outside_traces(self, pending, spans)
         else:
-            appender = _append_with_futures(self, self.pending) if return_futures else _append_without(self)
+            appender = _append_without_outside_traces(self, spans)
         next(appender)
         self.appender = appender
         return appender.send
@@ -445,9 +447,9 @@ def _append_keyed(
 
 
 def _append_outside_traces(
-    buffer: PartitionBuffer, pending: PendingBatch | None, spans: BatchSpans
+    buffer: PartitionBuffer, pending: PendingBatch, spans: BatchSpans
 ) -> Generator[RecordFuture | None, bytes, None]:
-    """Like `_append_with_futures`, until a value is sent in another context; without futures if `pending` is `None`."""
+    """Like `_append_with_futures`, until a value is sent in another context."""
     append, current, outside = buffer.values.append, spans.current, spans.outside
     room = buffer.room
     future: RecordFuture | None = None
@@ -458,12 +460,30 @@ def _append_outside_traces(
             if cost > room or current() is not outside:
                 return
             room -= cost
-            if pending is not None:
-                future = RecordFuture()
-                future.batch = pending
-                future.index = index
+            future = RecordFuture()
+            future.batch = pending
+            future.index = index
             append(value)
         yield future  # A value sent after this is not appended.
+    finally:
+        buffer.room = room
+
+
+def _append_without_outside_traces(
+    buffer: PartitionBuffer, spans: BatchSpans
+) -> Generator[RecordFuture | None, bytes, None]:
+    """Like `_append_without`, until a value is sent in another context."""
+    append, current, outside = buffer.values.append, spans.current, spans.outside
+    room = buffer.room
+    try:
+        for _ in range(len(buffer.values), buffer.limit):
+            value = yield None
+            cost = len(value) + RECORD_OVERHEAD
+            if cost > room or current() is not outside:
+                return
+            room -= cost
+            append(value)
+        yield None  # A value sent after this is not appended.
     finally:
         buffer.room = room
 
