@@ -12,6 +12,10 @@ EVERYTHING: dict[str, Any] = {
     "fullnameOverride": "a-name-of-thirty-one-characters",
     "cluster": "orders",
     "insecure": True,
+    "tracing": {
+        "endpoint": "https://collector.observability:4318",
+        "egress": {"enabled": True, "to": [{"namespaceSelector": {}}]},
+    },
     "commonLabels": {"team": "data"},
     "commonAnnotations": {"example.org/owner": "data"},
     "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": [{"name": "registry"}]},
@@ -231,6 +235,10 @@ MATRIX: dict[str, dict[str, Any]] = {
     "no policies": {"networkPolicy": {"internal": False}},
     "policies for clients alone": {"networkPolicy": {"internal": False, "enabled": True}},
     "restricted egress": {"extraObjects": [EGRESS]},
+    "tracing, restricted egress": {
+        "extraObjects": [EGRESS],
+        "tracing": {"endpoint": "http://collector", "egress": {"enabled": True}},
+    },
     "listed addresses": {
         "insecure": True,
         "broker": {"external": {"enabled": True, "addresses": ["a.example.org:1", "b.example.org:2", "192.0.2.1:3"]}},

@@ -31,6 +31,7 @@ SET_BY_CHART = {
     "replication_listen",
     "native_advertised_address", "internal_tls_allowed_names", "data_center", "rack", "host", "instance",
     "log_level", "schema_registry_listen",
+    "otlp_endpoint",
     "log_format", "ready_file", "coordinator_id", "posture", "insecure", "admin_api_key_file", "monitor_api_key_file",
     "metrics_tls", "etcd_user", "etcd_password_file",
     *(field.name for field in dataclasses.fields(TlsSettings)),
@@ -460,6 +461,26 @@ def test_a_certificate_is_valid_for_every_advertised_address(
     }  # fmt: skip
     assert set(certificate["dnsNames"]) == inside | names
     assert certificate.get("ipAddresses", []) == addresses
+
+
+def test_spans_go_to_the_collector_and_a_policy_lets_them_out(render: Render) -> None:
+    """Both services have the endpoint; the policy selects both, and opens the port that the URL has or implies."""
+    for endpoint, port in (("https://otel.obs:4318", 4318), ("http://otel.obs", 80), ("https://otel.obs/base", 443)):
+        peers = [{"podSelector": {"matchLabels": {"app": "otel"}}}]
+        objects = render({"tracing": {"endpoint": endpoint, "egress": {"enabled": True, "to": peers}}})
+        policy = one(objects, "NetworkPolicy", "-tracing")["spec"]
+        assert policy["policyTypes"] == ["Egress"]
+        assert policy["egress"] == [{"ports": [{"port": port, "protocol": "TCP"}], "to": peers}]
+        for kind, component in (("StatefulSet", "broker"), ("Deployment", "coordinator")):
+            template = one(objects, kind, f"-{component}")["spec"]["template"]
+            environ = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+            assert environ[f"HEADRACE_{component.upper()}_OTLP_ENDPOINT"] == endpoint
+            labels = template["metadata"]["labels"]
+            assert labels.items() >= policy["podSelector"]["matchLabels"].items()
+            (expression,) = policy["podSelector"]["matchExpressions"]
+            assert labels[expression["key"]] in expression["values"]
+    assert not any(each["metadata"]["name"].endswith("-tracing") for each in render({}))
+    assert "OTLP" not in json.dumps(render({}))
 
 
 def test_coordinators_have_distinct_ids(render: Render) -> None:

@@ -96,6 +96,9 @@ spec:
         - {name: HEADRACE_BROKER_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_BROKER_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_BROKER_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
+        {{- with $root.Values.tracing.endpoint }}
+        - {name: HEADRACE_BROKER_OTLP_ENDPOINT, value: {{ . | quote }}}
+        {{- end }}
         {{- $inside := printf "$(HEADRACE_POD_NAME).%s" (include "headrace.podDomain" .) }}
         - {name: HEADRACE_BROKER_INTERNAL_ADVERTISED_ADDRESS, value: {{ printf "%s:7381" $inside | quote }}}
         - {name: HEADRACE_BROKER_REPLICATION_ADVERTISED_ADDRESS, value: {{ printf "%s:7383" $inside | quote }}}

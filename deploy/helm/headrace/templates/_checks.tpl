@@ -102,6 +102,9 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- if and .Values.coordinator.autoscaling.enabled (gt (int .Values.coordinator.autoscaling.minReplicas) (int .Values.coordinator.autoscaling.maxReplicas)) -}}
 {{- fail "coordinator.autoscaling.minReplicas is more than coordinator.autoscaling.maxReplicas" -}}
 {{- end -}}
+{{- if and .Values.tracing.egress.enabled (not .Values.tracing.endpoint) -}}
+{{- fail "tracing.egress.enabled needs tracing.endpoint" -}}
+{{- end -}}
 {{- $external := $broker.external -}}
 {{- if $external.enabled -}}
 {{- if and $external.addresses $external.addressTemplate -}}

@@ -51,6 +51,9 @@ spec:
         - {name: HEADRACE_COORDINATOR_METRICS_LISTEN, value: {{ printf "%s:9464" $root.Values.listenHost | quote }}}
         - {name: HEADRACE_COORDINATOR_LOG_FORMAT, value: {{ $root.Values.logs.format }}}
         - {name: HEADRACE_COORDINATOR_LOG_LEVEL, value: {{ $root.Values.logs.level }}}
+        {{- with $root.Values.tracing.endpoint }}
+        - {name: HEADRACE_COORDINATOR_OTLP_ENDPOINT, value: {{ . | quote }}}
+        {{- end }}
         {{- /* Certificates bear no addresses of pods: with TLS each has the name that DNS gives it below its Service. */}}
         {{- $own := ternary (printf "{podIP}.%s:7170" (include "headrace.podDomain" .)) "$(HEADRACE_POD_IP):7170" (eq (include "headrace.tls" $root) "true") }}
         - {name: HEADRACE_COORDINATOR_ADVERTISED_ADDRESS, value: {{ $coordinator.advertisedAddress | default $own | quote }}}
