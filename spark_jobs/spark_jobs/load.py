@@ -19,6 +19,7 @@ import typer
 from pyarrow import parquet
 from rich.console import Console
 
+from spark_jobs.batch_spans import commit_span
 from spark_jobs.command import (
     DEFAULT_MASTER,
     DEFAULT_SERVERS,
@@ -128,8 +129,9 @@ def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> Loa
         summary.lost = sum(loss.earliest - loss.wanted for loss in plan.losses)
         while plan.records:
             ends = plan.first(wanted.commit_records)
-            progress.step(f"loading {sum(ends.values()) - sum(plan.starts.values()):,} of {plan.records:,} records")
-            with progress.following(spark):
+            records = sum(ends.values()) - sum(plan.starts.values())
+            progress.step(f"loading {records:,} of {plan.records:,} records")
+            with progress.following(spark), commit_span(wanted.topic, records):
                 after = _load_commit(spark, admin, wanted, typed, table, source, plan.starts, ends)
             summary.commits += 1
             summary.rows += after.rows - state.rows

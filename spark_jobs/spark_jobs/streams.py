@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.spark.options import SERVERS
 
+from spark_jobs.batch_spans import record_micro_batch
 from spark_jobs.late_records import LossyBatch, late_records, watermark_of
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import Answer, answer_of
@@ -85,6 +86,8 @@ class _Account:
 
     run: StreamRun
     checkpoint: Path
+    query: str
+    """Name of the query."""
     dropped: int = 0
     lossy: list[LossyBatch] = field(default_factory=list)
     seen: int = -1
@@ -97,6 +100,7 @@ class _Account:
             self.run.watermark = watermark_of(self.checkpoint, batch - 1)
         self.seen = batch
         self.run.batches += 1
+        record_micro_batch(self.query, progress)
         for name, observed in (progress.get("observedMetrics") or {}).items():
             if name.startswith(SEEN):
                 self.run.records += observed["records"]
@@ -137,7 +141,7 @@ def run_stream(spark: SparkSession, stream: Stream, frame: DataFrame, progress: 
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
     with table_lock(stream.output):
         rows_before, counted_before = _counted(spark, stream)
-        account = _Account(StreamRun(), stream.checkpoint)
+        account = _Account(StreamRun(), stream.checkpoint, stream.name)
         progress.step(f"{'following' if stream.follow else 'reading'}; Ctrl-C ends it")
         writer = frame.writeStream.queryName(stream.name).outputMode("append").format("parquet")
         writer = writer.option("checkpointLocation", str(stream.checkpoint)).option("path", str(stream.output))
