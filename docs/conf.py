@@ -48,6 +48,7 @@ NAVIGATION = {
             "docs/guides/identity",
             "docs/guides/threat-model",
             "docs/guides/monitoring",
+            "docs/guides/tracing",
             "docs/runbooks/README",
             "docs/guides/operations-replicas",
             "docs/guides/operations-groups",

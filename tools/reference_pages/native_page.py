@@ -109,6 +109,10 @@ _PRODUCE = """## Produce
 5. After the requested acknowledgement the broker sends an ANSWER with the `ProduceResponse`, or an ERROR.
 6. A lost connection leaves the outcome unknown. An idempotent producer sends the same batches again.
 
+The request id of a call in a sampled trace begins with the context of W3C Trace Context and a hyphen, as in
+`00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-2f`; gRPC's metadata has it as `traceparent`. See
+[Trace records](../guides/tracing.md).
+
 The batch of [the format's example](batch-format.md#example), produced to partition 0 of `ticks`:"""
 
 _FETCH = """## Fetch
