@@ -87,7 +87,7 @@ class BatchSpans:
     def take(self, sent: SendSpan | None, index: int) -> None:
         """Take the span of record `index`; `None` means that it was sent outside of any trace."""
         if sent is None:
-            self.outside = self.current()
+            self.outside = self._telemetry.settle()
         elif sent.span is None:
             self.outside, self._is_unsampled = sent.context, True
         else:
