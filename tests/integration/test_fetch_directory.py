@@ -7,6 +7,7 @@ import json
 import headrace
 import pytest
 from headrace.cli.main import app
+from headrace.display import progress
 from headrace.embedded.opened import OpenDirectory
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from typer.testing import CliRunner
@@ -58,6 +59,22 @@ def test_a_copy_has_the_same_bytes_and_is_continued(cluster, tmp_path):
         name = f"{topic_id.hex()}-{number}"
         ours, theirs = tmp_path / "copy" / name, next(path for path in data.rglob(name) if path.is_dir())
         assert bytes_of(ours) == bytes_of(theirs) != b""
+
+
+def test_a_copy_shows_its_progress(cluster, tmp_path, monkeypatch, capsys):
+    """A copy that continues another counts what is left; the function and the command show the same."""
+    monkeypatch.setenv("HEADRACE_PROGRESS", "on")
+    monkeypatch.setattr(progress, "SHOWN_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(progress.Lines, "interval_seconds", 0.0)
+    create(cluster, "watched")
+    fill(cluster, "watched", range(1000))
+    headrace.fetch("watched", tmp_path / "copy", bootstrap_servers=cluster.bootstrap_servers)
+    assert "fetch watched: 100 %, 1,000 of 1,000 records" in capsys.readouterr().err
+    fill(cluster, "watched", range(100))
+    arguments = ["fetch", "watched", "--dir", str(tmp_path / "copy"), "-b", cluster.bootstrap_servers]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    assert "fetch watched: 100 %, 100 of 100 records" in found.stderr
 
 
 def test_a_copy_is_only_read(cluster, tmp_path):

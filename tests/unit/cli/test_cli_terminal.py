@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from headrace.cli.common.bytes_text import visible
 from headrace.cli.common.rendering import Column, Facts, Note, OutputFormat, Report, TableSection, render
 from headrace.cli.common.session import report_error
 from headrace.cli.records.consume import RecordSink
+from headrace.display.visible_text import visible
 from headrace.wire.errors import InvalidRequestError
 
 HOSTILE = "app\x1b[2J\x1b]0;owned\x07\nPARTITION  forged\x9b31m\u202etxt\u2028\x7f"

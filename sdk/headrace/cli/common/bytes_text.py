@@ -1,4 +1,4 @@
-"""Conversion of keys, values and header values, which are bytes, to and from JSON and terminal text.
+"""Conversion of keys, values and header values, which are bytes, to and from JSON.
 
 Bytes that are valid UTF-8 are a string, others are `{"base64": "..."}`, and an absent value is null.
 """
@@ -45,28 +45,6 @@ def from_json(value: object, what: str) -> bytes | None:
                 raise ValueError(f"{what} is not valid base64 ({error})") from None
         case _:
             raise ValueError(f'{what} must be a string, null or {{"base64": "..."}}, not {_kind(value)}')
-
-
-def to_line(data: bytes | None) -> str:
-    """Return one line that is safe on a terminal; bytes that are not UTF-8 are shown as `\\xNN`."""
-    if data is None:
-        return "null"
-    return visible(data.decode(errors="backslashreplace"))
-
-
-def visible(text: str, keep: str = "") -> str:
-    """Return `text` with every character that is not printable, except those in `keep`, as a backslash escape.
-
-    Text of other clients (client ids, hosts, commit metadata, header names) passes here before it reaches a terminal:
-    control and bidirectional characters could move the cursor, hide lines or forge them.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in keep else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _kind(value: object) -> str:

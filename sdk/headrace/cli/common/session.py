@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, Protoc
 
 import typer
 
-from headrace.cli.common.bytes_text import visible
 from headrace.cli.common.logins import find_login
 from headrace.cli.common.rendering import JsonValue, Note, OutputFormat, Report, render
 from headrace.cli.common.security_options import CREDENTIALS, SECURITY, given_security
+from headrace.display.progress import progress_of_a_command
+from headrace.display.visible_text import visible
 
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
@@ -305,7 +306,8 @@ def _shared_parameters(*, connects: bool) -> list[inspect.Parameter]:
 def _run(function: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
     """Run a command; report any error as one line and an exit code."""
     try:
-        function(session, **arguments)
+        with progress_of_a_command(shown=not session.quiet):
+            function(session, **arguments)
         sys.stdout.flush()
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise

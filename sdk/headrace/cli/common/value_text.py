@@ -6,7 +6,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from headrace.cli.common.bytes_text import visible
+from headrace.display.visible_text import visible
 
 MAX_WIDTH = 60
 """Maximum width of a column of a table; longer values are not cut, and shift the rest of their line."""

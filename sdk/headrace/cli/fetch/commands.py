@@ -1,21 +1,14 @@
 """`headrace fetch`: a topic of a cluster as a directory."""
 
-import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from headrace.cli.common.names import Topic
-from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection, bytes_text
+from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import Session, UsageProblem, command
-
-if TYPE_CHECKING:
-    from headrace.client.opened.fetched import CopiedPartition
-
-TOLD_SECONDS = 2.0
-"""Interval of progress."""
 
 _COLUMNS = (
     Column("PARTITION", "partition"),
@@ -51,15 +44,7 @@ def fetch(session: Session, *, topic: Topic, directory: Target, until: Until = N
     """
     from headrace.client.opened.fetched import fetch as copy
 
-    told_at = time.monotonic()
-
-    def tell(copied: "CopiedPartition") -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= TOLD_SECONDS:
-            told_at = time.monotonic()
-            session.note(f"partition {copied.partition}: {bytes_text(copied.size_bytes)} up to {copied.end_offset}")
-
-    found = copy(topic, directory, until=_end(until), progress=tell, **session.settings())
+    found = copy(topic, directory, until=_end(until), **session.settings())
     rows: list[dict[str, JsonValue]] = [each._asdict() for each in found]
     session.show(
         Report({"topic": topic, "directory": str(directory), "partitions": rows}, (TableSection(_COLUMNS, rows),))

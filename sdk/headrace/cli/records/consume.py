@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.common.bytes_text import visible
 from headrace.cli.common.names import Topic, group_names
 from headrace.cli.common.session import Session, UsageProblem, command
 from headrace.cli.records.consume_plan import LastRecords, PartitionPlan, plan_partitions, timestamps_of
@@ -28,6 +27,7 @@ from headrace.cli.records.offsets import (
 from headrace.cli.records.record_format import FormatSyntaxError
 from headrace.cli.records.record_writers import RecordOutput, record_writer
 from headrace.cli.records.row_table import RowTable
+from headrace.display.visible_text import visible
 
 if TYPE_CHECKING:
     from headrace.client.consumer.consumer import Consumer

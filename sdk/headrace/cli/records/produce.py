@@ -4,9 +4,8 @@ import enum
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +15,7 @@ from headrace.cli.common.rendering import OutputFormat, Report, bytes_text, rend
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, command, tell, write_out
 from headrace.cli.records.line_source import STANDARD_INPUT, LineBlock, LineTooLongError, read_blocks, total_bytes
 from headrace.cli.records.record_json import OutgoingRecord, parse_json_line, parse_row
+from headrace.display.progress import ProgressBar, progress_bar, progress_of_a_command
 
 if TYPE_CHECKING:
     from headrace.client.producer.producer import Producer
@@ -157,7 +157,8 @@ def produce(
         raise CommandFailed(
             ExitCode.NOT_FOUND, f"{topic} has partitions 0 to {len(described.partitions) - 1}, not {partition}"
         )
-    if not session.quiet and sys.stdin.isatty() and (not names or STANDARD_INPUT in names):
+    typed_by_hand = sys.stdin.isatty() and (not names or STANDARD_INPUT in names)
+    if not session.quiet and typed_by_hand:
         tell("reading lines from the terminal; end with Ctrl-D")
     tally, started = Tally(), time.monotonic()
     if dry_run:
@@ -174,8 +175,11 @@ def produce(
             "compression_type": compression.value,
             "return_futures": False,
         }
-        with session.clients.producer(**settings) as producer, ExitStack() as stack:
-            advance = _progress(session, names, stack)
+        with (
+            progress_of_a_command(shown=not session.quiet and not typed_by_hand),
+            session.clients.producer(**settings) as producer,
+            progress_bar(f"produce to {topic}", "bytes", total_bytes(names)) as progress,
+        ):
             _send_all(
                 producer,
                 topic=topic,
@@ -183,7 +187,7 @@ def produce(
                 lines=lines,
                 names=names,
                 tally=tally,
-                advance=advance,
+                progress=progress,
             )
     _summary(session, topic, tally, time.monotonic() - started, dry_run=dry_run)
 
@@ -196,9 +200,10 @@ def _send_all(
     lines: LineFormat,
     names: Sequence[str],
     tally: Tally,
-    advance: "Advance",
+    progress: ProgressBar,
 ) -> None:
     """Send all records and wait for delivery; on invalid input, raise after the delivery of the records before it."""
+    read_bytes = 0
     try:
         for block in read_blocks(names):
             if lines.plain:
@@ -215,7 +220,8 @@ def _send_all(
                         partition=partition,
                         timestamp_ms=record.timestamp_ms,
                     )
-            advance(block.read_bytes, tally.records)
+            read_bytes += block.read_bytes
+            progress.reach(read_bytes, f"{tally.records:,} records")
     except (BadLineError, LineTooLongError, OSError) as problem:
         producer.flush()
         if not tally.records:
@@ -248,41 +254,6 @@ def _records(lines: LineFormat, block: LineBlock, tally: Tally) -> Iterator[Outg
         yield record
         tally.records += 1
         tally.bytes += record.size_bytes
-
-
-class Advance:
-    """Advances a progress bar, if there is one."""
-
-    def __init__(self, bar: Any = None, task: Any = None) -> None:
-        self._bar = bar
-        self._task = task
-
-    def __call__(self, read_bytes: int, records: int) -> None:
-        """Add `read_bytes`; `records` is the total."""
-        if self._bar is not None:
-            self._bar.update(self._task, advance=read_bytes, records=records)
-
-
-def _progress(session: Session, names: Sequence[str], stack: ExitStack) -> Advance:
-    """Return a progress bar on stderr, if that is a terminal and standard input is not one."""
-    typing = sys.stdin.isatty() and (not names or STANDARD_INPUT in names)
-    if session.quiet or typing or not sys.stderr.isatty():
-        return Advance()
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
-
-    bar = stack.enter_context(
-        Progress(
-            TextColumn("{task.fields[records]:,} records"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-    )
-    return Advance(bar, bar.add_task("produce", total=total_bytes(names), records=0))
 
 
 def _summary(session: Session, topic: str, tally: Tally, seconds: float, *, dry_run: bool) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
-from headrace.cli.common import bytes_text
 from headrace.cli.common.rendering import json_document, yaml_document
 from headrace.cli.records.record_format import FormattableRecord, compile_format
 from headrace.cli.records.record_json import to_document
+from headrace.display.visible_text import to_line, visible
 
 Writer = Callable[[FormattableRecord], bytes]
 
@@ -77,9 +77,9 @@ def _heading(*, wide: bool) -> str:
 
 
 def _row(record: FormattableRecord, *, wide: bool) -> str:
-    key = "-" if record.key is None else bytes_text.to_line(record.key)
+    key = "-" if record.key is None else to_line(record.key)
     line = f"{record.partition:>9}  {record.offset:>12}  {timestamp_text(record.timestamp_ms):<24}  {key:<16}  "
     if wide:
-        pairs = [f"{bytes_text.visible(name)}={bytes_text.to_line(value)}" for name, value in record.headers]
+        pairs = [f"{visible(name)}={to_line(value)}" for name, value in record.headers]
         line += f"{','.join(pairs) or '-':<24}  "
-    return line + bytes_text.to_line(record.value) + "\n"
+    return line + to_line(record.value) + "\n"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.cli.common import bytes_text
 from headrace.cli.common.value_text import MAX_WIDTH, cell_text
 from headrace.cli.records.record_writers import timestamp_text
+from headrace.display.visible_text import to_line, visible
 
 _NUMBERS = frozenset({"int", "float", "Decimal", "NoneType"})
 
@@ -40,8 +40,8 @@ class RowTable:
     def _cells(self, record: Any) -> list[str]:
         cells = [str(record.partition), str(record.offset), timestamp_text(record.timestamp_ms)]
         if self._wide:
-            pairs = [f"{bytes_text.visible(name)}={bytes_text.to_line(value)}" for name, value in record.headers]
-            cells += ["-" if record.key is None else bytes_text.to_line(record.key), ",".join(pairs) or "-"]
+            pairs = [f"{visible(name)}={to_line(value)}" for name, value in record.headers]
+            cells += ["-" if record.key is None else to_line(record.key), ",".join(pairs) or "-"]
         row = record.value if isinstance(record.value, dict) else {}
         return [*cells, *(cell_text(row.get(name)) for name in self._names)]
 

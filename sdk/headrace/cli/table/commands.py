@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.arguments import counted, parse_configs
-from headrace.cli.common.bytes_text import to_json, to_line
+from headrace.cli.common.bytes_text import to_json
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.moments import moment_text
 from headrace.cli.common.names import Topic
@@ -18,6 +18,7 @@ from headrace.cli.common.topic_options import Config, NewPartitions, Replication
 from headrace.cli.records.offset_plan import parse_duration
 from headrace.cli.table.describe import describe
 from headrace.cli.table.purge import purge
+from headrace.display.visible_text import to_line
 
 if TYPE_CHECKING:
     from headrace.client.table.rows import Row

@@ -111,10 +111,12 @@ class AsyncReader:
             yield RecordBatch(decoded_batches)
 
     async def read(self, timeout: float | None = None) -> RecordBatch:
-        """Return all remaining records as one batch; all of them are in memory at once."""
+        """Return all remaining records as one batch; all of them are in memory at once. People see a progress bar."""
         found: list[DecodedBatch] = []
-        async for decoded_batches in self._fetched_batches(timeout):
-            found += decoded_batches
+        with self._core.progress_bar() as bar:
+            async for decoded_batches in self._fetched_batches(timeout):
+                found += decoded_batches
+                bar.reach(self._core.passed_offsets(decoded_batches))
         return RecordBatch(found)
 
     async def to_arrow(self, timeout: float | None = None) -> Any:

@@ -14,6 +14,7 @@ from headrace.client.fetch.decoding import decoded_batches_of, deserializers_of
 from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.client.fetch.selections import NamedSelection, named_selection
+from headrace.display.progress import ProgressBar, progress_bar
 from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import parse_columns
@@ -38,6 +39,7 @@ class ReaderCore:
         """Id of the topic, once `open` has run."""
         self.starts: dict[TopicPartition, int] = {}
         """First offset of each partition."""
+        self._passed: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
         """End offset of each partition, exclusive."""
 
@@ -106,6 +108,18 @@ class ReaderCore:
                     raise
             if decoded_batches:
                 return decoded_batches
+
+    def progress_bar(self) -> ProgressBar:
+        """Return the progress of reading the range."""
+        self._passed = dict(self.starts)
+        total = sum(max(0, end - self.starts[where]) for where, end in self.ends.items())
+        return progress_bar(f"read {self._topic}", "records", total)
+
+    def passed_offsets(self, decoded_batches: list[DecodedBatch]) -> int:
+        """Return the number of offsets of the range that have been read since its start, with those of new batches."""
+        for decoded in decoded_batches:
+            self._passed[decoded.source] = decoded.end_offset
+        return sum(self._passed.values()) - sum(self.starts.values())
 
     @property
     def columns(self) -> str:

@@ -19,6 +19,7 @@ from headrace.client.base.settings_types import AdminSettings
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.transport import open_connections
 from headrace.client.opened.directory import LogDirectory
+from headrace.display.progress import progress_bar
 from headrace.embedded.opened import OpenDirectory
 from headrace.v1 import broker_pb2
 from headrace.wire.batch import iter_batches
@@ -63,7 +64,7 @@ def fetch(
         directory: path of the directory; see `open`.
         until: end of the copy in each partition: an offset, or the time of the first record that is not needed. Whole
             batches are copied, so that the last one may exceed it. By default everything visible now.
-        progress: called while it is copied.
+        progress: called while it is copied, besides the bar that people see.
         settings: see `AdminConfig`.
 
     Raises:
@@ -86,8 +87,25 @@ def fetch(
             ends = {number: min(end, found[TopicPartition(topic, number)].offset) for number, end in ends.items()}
         elif until is not None:
             ends = {number: min(end, until) for number, end in ends.items()}
-        with _Source(topic, described.topic_id, config) as source:
-            return [_copy(opened, source, number, end, progress) for number, end in sorted(ends.items())]
+        starts = {where.partition: at.offset for where, at in admin.list_offsets(topic, "earliest").items()}
+        begun = {n: opened.copied(described.topic_id, n).log_end_offset or starts[n] for n in ends}
+        total = sum(max(0, end - begun[number]) for number, end in ends.items())
+        done: list[CopiedPartition] = []
+        with (
+            _Source(topic, described.topic_id, config) as source,
+            progress_bar(f"fetch {topic}", "records", total) as bar,
+        ):
+
+            def advance(copied: CopiedPartition) -> None:
+                parts = [*done, copied]
+                megabytes = sum(each.size_bytes for each in parts) / 1e6
+                bar.reach(sum(each.records for each in parts), f"{megabytes:,.1f} MB")
+                if progress is not None:
+                    progress(copied)
+
+            for number, end in sorted(ends.items()):
+                done.append(_copy(opened, source, number, end, advance))
+        return done
 
 
 class _Source:
@@ -143,9 +161,7 @@ def _below(batches: bytes, end_offset: int) -> bytes:
     return batches[:size_bytes]
 
 
-def _copy(
-    opened: OpenDirectory, source: _Source, number: int, end_offset: int, progress: Progress | None
-) -> CopiedPartition:
+def _copy(opened: OpenDirectory, source: _Source, number: int, end_offset: int, progress: Progress) -> CopiedPartition:
     partition = opened.copied(source.topic_id, number)
     first = partition.log_end_offset
     copied = CopiedPartition(number, partition.log_start_offset, first, 0, 0)
@@ -158,8 +174,7 @@ def _copy(
             break
         end = partition.copy(data)
         copied = CopiedPartition(number, partition.log_start_offset, end, end - first, copied.size_bytes + len(data))
-        if progress is not None:
-            progress(copied)
+        progress(copied)
     partition.flush()
     opened.show()
     return copied

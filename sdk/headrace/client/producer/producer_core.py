@@ -34,6 +34,7 @@ from headrace.client.producer.producer_topics import ProducerTopic, ProducerTopi
 from headrace.client.producer.rows import TypedBulk, TypedRow, bulk_of_table, checked_row
 from headrace.client.producer.sender import ProducerIO, Sender
 from headrace.client.tracing.sending import SendTracing
+from headrace.display.progress import ProgressBar, progress_bar
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import BatchTooLargeError, HeadraceError
 from headrace.wire.typed.topic_columns import TopicColumns
@@ -200,15 +201,21 @@ class ProducerCore:
             self.topics.choose(found, None, partition)
         elif has_keys or self.config.partitioner is not None:
             plan = [*bulk.by_partition(lambda key: self.topics.choose(found, key, None))]
-        for chosen, share in plan:
-            try:
-                yield from self._send_bulk(topic, chosen, share, parts)
-            finally:
-                self.buffer_pool.leave(share)
+        with progress_bar(f"send to {topic}", "records", len(bulk)) as bar:
+            for chosen, share in plan:
+                try:
+                    yield from self._send_bulk(topic, chosen, share, parts, bar)
+                finally:
+                    self.buffer_pool.leave(share)
         return parts
 
     def _send_bulk(
-        self, topic: str, chosen: int | None, bulk: Bulk | TypedBulk, parts: list[tuple[RecordFuture, int]]
+        self,
+        topic: str,
+        chosen: int | None,
+        bulk: Bulk | TypedBulk,
+        parts: list[tuple[RecordFuture, int]],
+        progress: ProgressBar,
     ) -> Operation[None]:
         """Convert columns into batches without a step per record, after the open batch of the partition."""
         deadline = time.monotonic() + self.config.max_block_ms / 1000
@@ -236,6 +243,7 @@ class ProducerCore:
                 parts.append((future_for(pending, first - start), min(buffer.batch_records, end - first)))
             if chosen is None:
                 self.open_batches.move_sticky(buffer)
+            progress.add(end - start)
             start = end
 
     def seal_due(self) -> int | None:

@@ -112,6 +112,11 @@ class RowWrites:
         self._outcome = Outcome.NOT_APPLIED
 
     @property
+    def count(self) -> int:
+        """Number of rows that were taken so far."""
+        return self._count
+
+    @property
     def has_failed(self) -> bool:
         """Whether a row has failed."""
         return self._failed is not None
@@ -298,6 +303,8 @@ class GivenRows(NamedTuple):
     rows: Iterable[GivenRow]
     serializer: Serializer | None
     """Serializer of their values; `None` for bytes."""
+    total: int | None
+    """Number of rows; `None` if it is not known before the last one."""
 
 
 def given_rows(rows: Any, config: TableConfig, key_column: str, delete_nulls: bool) -> GivenRows:
@@ -310,7 +317,7 @@ def given_rows(rows: Any, config: TableConfig, key_column: str, delete_nulls: bo
     """
     serializer = resolve_serializer(config.value_serializer, "value_serializer")
     if not hasattr(rows, "schema") and not hasattr(rows, "columns"):
-        return GivenRows(rows, serializer)
+        return GivenRows(rows, serializer, _count_of(rows))
     import pyarrow as pa
 
     is_plain = config.value_serializer in (None, "bytes", "str")
@@ -331,7 +338,14 @@ def given_rows(rows: Any, config: TableConfig, key_column: str, delete_nulls: bo
     else:
         batches = table.to_batches() if isinstance(table, pa.Table) else [table]
     plain = None if is_plain else serializer
-    return GivenRows(_arrow_rows(batches, key_column, delete_nulls, is_plain), plain)
+    return GivenRows(_arrow_rows(batches, key_column, delete_nulls, is_plain), plain, _count_of(table))
+
+
+def _count_of(rows: Any) -> int | None:
+    try:
+        return len(rows)
+    except TypeError:
+        return None
 
 
 def _arrow_rows(batches: Iterable[Any], key_column: str, delete_nulls: bool, is_plain: bool) -> Iterator[GivenRow]:

@@ -43,6 +43,7 @@ from headrace.client.table.table_operations import (
     is_repeatable,
     scan_range,
 )
+from headrace.display.progress import progress_bar
 from headrace.v1.tables_pb2 import ColumnSlice
 from headrace.wire.errors import HeadraceError, OffsetNotAvailableError, TimedOutError
 from headrace.wire.table_keys import ABSENT
@@ -265,15 +266,17 @@ class AsyncTable:
         from headrace.client.table.arrow_rows import ArrowRows
 
         form = ArrowRows(self._config, columns, key_column, version_column)
-        async for batch in self.scan_arrow(
-            prefix=prefix,
-            columns=columns,
-            key_column=key_column,
-            version_column=version_column,
-            consistency=consistency,
-            timeout=timeout,
-        ):
-            form.collect(batch)
+        with progress_bar(f"read {self._name}", "rows") as bar:
+            async for batch in self.scan_arrow(
+                prefix=prefix,
+                columns=columns,
+                key_column=key_column,
+                version_column=version_column,
+                consistency=consistency,
+                timeout=timeout,
+            ):
+                form.collect(batch)
+                bar.add(batch.num_rows)
         return form.collected()
 
     async def to_pandas(
@@ -440,27 +443,30 @@ class AsyncTable:
         lives_ms = ttl_ms or table_ttl_ms
         producer, writes = self._bulk_producer(), RowWrites(partitions, given.serializer)
         sent: deque[tuple[RowChunk, int, int, Any]] = deque()
-        for chunk in writes.chunks(given.rows):
-            headers = chunk.headers(time.time_ns() // 1_000_000 + lives_ms) if lives_ms else None
-            try:
-                batches = await producer.send_many(
-                    self._name,
-                    chunk.values,
-                    keys=chunk.keys,
-                    headers=headers,
-                    partition=chunk.partition,
-                    group_ends=chunk.ends,
-                )
-            except HeadraceError as error:
-                writes.note_refused(chunk, error)
-                break
-            sent.extend(parts_of(chunk, batches.parts))
-            while sent and sent[0][-1].done():
+        with progress_bar(f"put rows into {self._name}", "rows", given.total) as bar:
+            for chunk in writes.chunks(given.rows):
+                headers = chunk.headers(time.time_ns() // 1_000_000 + lives_ms) if lives_ms else None
+                try:
+                    batches = await producer.send_many(
+                        self._name,
+                        chunk.values,
+                        keys=chunk.keys,
+                        headers=headers,
+                        partition=chunk.partition,
+                        group_ends=chunk.ends,
+                    )
+                except HeadraceError as error:
+                    writes.note_refused(chunk, error)
+                    break
+                sent.extend(parts_of(chunk, batches.parts))
+                bar.reach(writes.count)
+                while sent and sent[0][-1].done():
+                    await self._settle(writes, *sent.popleft())
+                if writes.has_failed:
+                    break
+            while sent:
                 await self._settle(writes, *sent.popleft())
-            if writes.has_failed:
-                break
-        while sent:
-            await self._settle(writes, *sent.popleft())
+                bar.reach(writes.count)
         return writes.versions()
 
     async def _settle(self, writes: RowWrites, chunk: RowChunk, first: int, records: int, future: Any) -> None:

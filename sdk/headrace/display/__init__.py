@@ -1,0 +1,1 @@
+"""What people see: progress of calls, tables in notebooks, and text of others that is safe to show."""
