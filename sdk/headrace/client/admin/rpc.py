@@ -72,6 +72,33 @@ class TopicDescription:
             f"replication_factor={self.replication_factor})"
         )
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the partitions."""
+        from headrace.display.html_tables import MAX_TOPICS, count_text, html_table
+
+        columns = ("partition", "leader", "leader epoch", "replicas", "in sync")
+        lines = [
+            (each.partition, each.leader_id, each.leader_epoch, _ids(each.replicas), _ids(each.in_sync_replicas))
+            for each in self.partitions
+        ]
+        caption = f"Topic {self.name}: {count_text(len(lines), 'partition', MAX_TOPICS)}, id {self.topic_id.hex()}"
+        return html_table(columns, lines, caption, most=MAX_TOPICS)
+
+
+class TopicDescriptions(list[TopicDescription]):
+    """List of topics, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from headrace.display.html_tables import MAX_TOPICS, count_text, html_table
+
+        lines = [(each.name, len(each.partitions), each.replication_factor, each.topic_id.hex()) for each in self]
+        columns = ("topic", "partitions", "replication factor", "id")
+        return html_table(columns, lines, count_text(len(lines), "topic", MAX_TOPICS), most=MAX_TOPICS)
+
+
+def _ids(brokers: Sequence[int]) -> str:
+    return ", ".join(map(str, brokers))
+
 
 class ConfigValue(NamedTuple):
     """Setting of a topic."""
@@ -238,9 +265,7 @@ def created_topic(response: cluster_pb2.CreateTopicsResponse, exist_ok: bool) ->
     return TopicDescription(result.name, result.topic_id, partitions, 0, tuple(result.warnings))
 
 
-def topic_descriptions(
-    response: cluster_pb2.GetMetadataResponse, names: Sequence[str] | None
-) -> list[TopicDescription]:
+def topic_descriptions(response: cluster_pb2.GetMetadataResponse, names: Sequence[str] | None) -> TopicDescriptions:
     """Return topics in the order of `names`, or all by name.
 
     Raises:
@@ -268,11 +293,11 @@ def topic_descriptions(
             topic.name, topic.topic_id, partitions, topic.max_batch_bytes, placement=topic.placement or RACK.text
         )
     if names is None:
-        return [found[name] for name in sorted(found)]
+        return TopicDescriptions(found[name] for name in sorted(found))
     missing = [name for name in names if name not in found]
     if missing:
         raise UnknownTopicError(f"there is no topic {missing[0]!r}")
-    return [found[name] for name in names]
+    return TopicDescriptions(found[name] for name in names)
 
 
 def config_values(response: cluster_pb2.DescribeConfigsResponse) -> dict[str, ConfigValue]:

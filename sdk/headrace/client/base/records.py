@@ -42,6 +42,12 @@ class Record(NamedTuple):
     """bytes or None (a null value), unless a value_deserializer is set; of a typed topic a dict by column name."""
     headers: tuple[tuple[str, bytes], ...]
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from headrace.display.html_tables import records_html
+
+        return records_html([self], "Record")
+
 
 class RecordMetadata(NamedTuple):
     """Position at which a record was stored."""
@@ -265,6 +271,21 @@ class RecordBatch(Sequence[Record]):
 
     def __repr__(self) -> str:
         return f"RecordBatch({len(self)} records of {len(self.by_partition())} partitions)"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first records, of which alone objects are made."""
+        from headrace.display.html_tables import MAX_ROWS, count_text, records_html
+
+        return records_html(self._first(MAX_ROWS), count_text(len(self), "record"))
+
+    def _first(self, count: int) -> list[Record]:
+        records: list[Record] = []
+        for decoded in self.decoded_batches:
+            part = decoded.cut(0, min(decoded.end - decoded.start, count - len(records)))
+            records.extend(part.records(iter(part.offsets())))
+            if len(records) == count:
+                break
+        return records
 
     def _list(self) -> list[Record]:
         if self._records is None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.client.producer.producer import Producer
     from headrace.client.sql.query import SqlResult
     from headrace.client.table.table import Table
+    from headrace.embedded.catalogue import DirectoryTopic
 
 
 class LogDirectory:
@@ -132,6 +133,24 @@ class LogDirectory:
     def __repr__(self) -> str:
         mode = "closed" if self._is_closed else "read only" if self.is_read_only else "open"
         return f"<LogDirectory {self.path} {mode}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows: the topics; `None` once it is closed."""
+        if self._is_closed:
+            return None
+        from headrace.display.html_tables import MAX_TOPICS, count_text, html_table
+
+        topics = sorted(self._server.directory.all_topics(), key=lambda topic: topic.name)
+        mode = "read only" if self.is_read_only else "open"
+        caption = f"{count_text(len(topics), 'topic', MAX_TOPICS)} in {self.path}, {mode}"
+        lines = map(self._described, topics)
+        return html_table(("topic", "kind", "partitions", "offsets"), lines, caption, most=MAX_TOPICS)
+
+    def _described(self, topic: "DirectoryTopic") -> tuple[str, str, int, int]:
+        partitions = [self._server.directory.readable(topic, number) for number in range(topic.partitions)]
+        offsets = sum(each.visible_end - each.log_start_offset for each in partitions)
+        kind = "table" if topic.config.is_table else "typed" if topic.config.columns else "records"
+        return topic.name, f"{kind}, a copy" if topic.origin else kind, topic.partitions, offsets
 
     def _settings(self, given: Any) -> Any:
         self._check_open()

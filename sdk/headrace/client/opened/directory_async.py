@@ -84,6 +84,9 @@ class AsyncLogDirectory:
     def __repr__(self) -> str:
         return f"<Async{repr(self._directory)[1:]}"
 
+    def _repr_html_(self) -> str | None:
+        return self._directory._repr_html_()
+
 
 async def open(path: str | os.PathLike[str], *, read_only: bool = False) -> AsyncLogDirectory:
     """Open a directory with topics, as `headrace.open`."""

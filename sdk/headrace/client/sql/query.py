@@ -5,6 +5,7 @@ result = headrace.sql("select page, count(*) from clicks where ts > now() - inte
 
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
@@ -27,6 +28,9 @@ class SqlResult:
         duckdb = _duckdb()
         self._error: type[Exception] = duckdb.Error
         self._is_read = False
+        # Of the result, from the first look at it, and batches of it that were only looked at.
+        self._reader: Any = None
+        self._ahead: deque[Any] = deque()
         self._directory = tempfile.mkdtemp(prefix="headrace-sql-")
         config = {"temp_directory": self._directory, **({"memory_limit": memory_limit} if memory_limit else {})}
         try:
@@ -79,20 +83,24 @@ class SqlResult:
         if self._is_read:
             raise ConfigError("the result was read", action="Run the query again, or keep what to_arrow returns.")
         self._is_read = True
-        with _translated(self._error):
-            found = self._relation.to_arrow_reader()
+        self._look_ahead(0)
         import pyarrow as pa
 
-        return pa.RecordBatchReader.from_batches(found.schema, self._batches(found))
+        return pa.RecordBatchReader.from_batches(self._reader.schema, self._batches())
 
-    def _batches(self, found: Any) -> Iterator[Any]:
-        while True:
-            try:
-                with _translated(self._error):
-                    batch = found.read_next_batch()
-            except StopIteration:
-                return
+    def _batches(self) -> Iterator[Any]:
+        while self._ahead:
+            yield self._ahead.popleft()
+        while (batch := self._next_batch()) is not None:
             yield batch
+
+    def _next_batch(self) -> Any:
+        """Compute the next batch; `None` at the end."""
+        try:
+            with _translated(self._error):
+                return self._reader.read_next_batch()
+        except StopIteration:
+            return None
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame`."""
@@ -107,7 +115,7 @@ class SqlResult:
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows as tuples."""
         for batch in self.arrow_batches():
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            yield from _rows_of(batch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return self.rows()
@@ -116,9 +124,28 @@ class SqlResult:
         return f"SqlResult({', '.join(self.columns)})"
 
     def _repr_html_(self) -> str:
-        """Return the result as a notebook shows it."""
-        html: str = self.to_pandas()._repr_html_()
-        return html
+        """Return what a notebook shows: the first rows, which the methods return as well afterwards."""
+        from headrace.display.html_tables import MAX_ROWS, count_text, html_table
+
+        if self._is_read:
+            return html_table(self.columns, (), "The result was read.")
+        rows: list[tuple[Any, ...]] = []
+        for batch in self._look_ahead(MAX_ROWS + 1):
+            rows += _rows_of(batch.slice(0, MAX_ROWS + 1 - len(rows)))
+        more = f"The first {MAX_ROWS:,} rows; there are more."
+        return html_table(self.columns, rows, more if len(rows) > MAX_ROWS else count_text(len(rows), "row"))
+
+    def _look_ahead(self, rows: int) -> list[Any]:
+        """Return the first batches, with at least `rows` or all there are; the result keeps them."""
+        if self._reader is None:
+            with _translated(self._error):
+                self._reader = self._relation.to_arrow_reader()
+        while sum(batch.num_rows for batch in self._ahead) < rows:
+            batch = self._next_batch()
+            if batch is None:
+                break
+            self._ahead.append(batch)
+        return list(self._ahead)
 
     def close(self) -> None:
         """End reading, and delete what the query has spilled. Idempotent."""
@@ -196,6 +223,10 @@ def topics_of(query: str) -> list[str]:
 
     with _duckdb().connect() as connection:
         return list(query_parts(connection, query).tables)
+
+
+def _rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _columns_of(topic: str, settings: Mapping[str, Any]) -> TopicColumns | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from headrace.client.base.config import TableConfig
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.base.serializers import resolve_deserializer, resolve_serializer, serialize
+from headrace.display.visible_text import to_line
 from headrace.v1 import tables_pb2
 from headrace.wire.errors import HeadraceError, Outcome
 from headrace.wire.table_keys import ABSENT
@@ -65,6 +66,14 @@ class Row(Mapping[str, Any]):
     def __repr__(self) -> str:
         columns = ", ".join(f"{name}={column.value!r}" for name, column in self.columns.items())
         return f"Row({self.key!r}, version={self.version}{', ' if columns else ''}{columns})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from headrace.display.html_tables import count_text, html_table, time_of
+
+        lines = [(name, column.value, time_of(column.timestamp_ms)) for name, column in self.columns.items()]
+        caption = f"{count_text(len(lines), 'column')} of row {to_line(self.key)}, version {self.version}"
+        return html_table(("column", "value", "written"), lines, caption)
 
 
 class TableCount(NamedTuple):

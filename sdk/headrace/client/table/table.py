@@ -25,6 +25,7 @@ from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.transport import open_connections
 from headrace.client.producer.producer import Producer
+from headrace.client.table.previews import preview_html
 from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.row_writes import (
     RowChunk,
@@ -96,6 +97,10 @@ class Table:
 
     def __repr__(self) -> str:
         return client_repr("Table", self._config, f"name={self._name}")
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows of it; see `headrace.client.table.previews`."""
+        return preview_html(self, self._name)
 
     def __del__(self) -> None:
         connections = getattr(self, "_connections", None)  # Not set after wrong settings.

@@ -24,6 +24,7 @@ from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.transport import open_connections_async
 from headrace.client.producer.producer_async import Producer
+from headrace.client.table.previews import preview_html_async
 from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.row_writes import (
     RowChunk,
@@ -95,6 +96,10 @@ class AsyncTable:
 
     def __repr__(self) -> str:
         return client_repr("Table", self._config, f"name={self._name}")
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows of it; see `headrace.client.table.previews`."""
+        return preview_html_async(self, self._name)
 
     def __del__(self) -> None:
         connections = getattr(self, "_connections", None)  # Not set after wrong settings.
