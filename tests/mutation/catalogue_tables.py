@@ -91,8 +91,8 @@ TABLES = (
     Mutant(
         "existing-row-purged",
         "H156",
-        "TablePurge._check_deleted",
-        never("any(offset < wanted.before_offset for _, offset in state.columns_of(key))"),
+        "check_deleted",
+        never("any(offset < wanted.before_offset for _, offset in rows.columns_of(key))"),
         "A row goes that is not deleted.",
         Test("tests/unit/broker/test_broker_table_purge.py::test_a_row_that_exists_is_not_purged", PURGED),
     ),

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.embedded.catalogue import DirectoryTopic
 from headrace.log.checkpoint import Mark
 from headrace.log.log import PartitionLog
-from headrace.log.log_compaction import Kept
+from headrace.log.log_compaction import CompactionReport, Kept
 from headrace.log.log_reader import LogReader
 from headrace.partition.batch_checks import AppendResult, Run, check_produced, find_compressed, inflatable, parts_of
 from headrace.partition.log_settings import log_settings
 from headrace.partition.producer_recovery import SnapshotClock, rebuild_producers
 from headrace.partition.producers import ProducerWindows
+from headrace.partition.purged_rows import PurgedRows
 from headrace.wire.batch import read_header
 from headrace.wire.columns import check_columns
-from headrace.wire.errors import HeadraceError
+from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
 from headrace.wire.ids import Offset
+
+LOOK_SECONDS = 0.1
+"""Interval in which a purge looks whether a file is still read."""
+PURGE_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,43 @@ class DirectoryPartition:
                 compaction.compact(now_ms, end_offset, kept)
             finally:
                 self.deletions_end = self.log.deletions_end
+
+    def purge(self, wanted: PurgedRows, end_of_state: Callable[[], int]) -> CompactionReport:
+        """Compact the log without some rows; appends continue meanwhile. `unlink_purged` removes the old files.
+
+        Args:
+            wanted: rows of a table.
+            end_of_state: checks that they are deleted, and returns up to where the table's state has read the log.
+
+        Raises:
+            TimedOutError: If the log's start was raised or it was closed again and again.
+            HeadraceError: As `end_of_state`, or if the log cannot be read or written.
+        """
+        with self.lock:
+            closed_end = self.log.close_below(Offset(wanted.before_offset))
+            self.snapshot()  # Batches that may be sent again are written anew, too.
+        for _ in range(PURGE_TRIES):
+            visible_end = end_of_state()
+            now_ms = time.time_ns() // 1_000_000
+            with self.lock:
+                kept = wanted.kept(self.producers, now_ms)
+            try:
+                report = self.log.compaction.purge(now_ms, visible_end, kept, wanted.records, closed_end)
+            finally:
+                self.deletions_end = self.log.deletions_end
+            if report is not None:
+                return report
+        raise TimedOutError("the log was cut off again and again", outcome=Outcome.UNKNOWN, retriable=True)
+
+    def unlink_purged(self, deadline: float) -> bool:
+        """Unlink the files that were replaced; return `False` if one is being read until a monotonic time."""
+        while True:
+            with self.lock:
+                if not self.log.retention.purge_deleted_files():
+                    return True
+            if time.monotonic() + LOOK_SECONDS > deadline:
+                return False
+            time.sleep(LOOK_SECONDS)
 
     # --- what a start reads ---
 

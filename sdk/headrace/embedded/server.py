@@ -99,6 +99,7 @@ class DirectoryServer:
             ("tables", "ScanRows"): tables.scan_rows,
             ("tables", "CountRows"): tables.count_rows,
             ("tables", "WriteRow"): self._changing(tables.write_row),
+            ("tables", "PurgeRows"): self._changing(tables.purge_rows),
         }
 
     def _changing(self, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:

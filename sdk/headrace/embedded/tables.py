@@ -14,6 +14,7 @@ from headrace.embedded.records import Partitions, ReadablePartition
 from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.scan import ChainPoint, check_next
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
+from headrace.partition.purged_rows import PurgedRows, check_deleted, purged_rows
 from headrace.partition.row_writes import RowWrite, read_row_write
 from headrace.partition.table_rows import (
     MAX_KEYS,
@@ -203,6 +204,26 @@ class DirectoryTables:
                     return tables_pb2.WriteRowResponse(applied=True, version=ABSENT)
                 write = write._replace(columns=dict.fromkeys(row))
             return self._append(partition, write)
+
+    def purge_rows(self, request: tables_pb2.PurgeRowsRequest) -> tables_pb2.PurgeRowsResponse:
+        """Answer a PurgeRows: `done` is false if a file is read until the request's timeout."""
+        deadline = time.monotonic() + request.timeout_ms / 1000
+        wanted = purged_rows(request)
+        partition = self._partitions.writable(self._topic(request.table), request.partition)
+        state = self._state(request.table, request.partition)
+        response = tables_pb2.PurgeRowsResponse(broker_id=0)
+        report = partition.purge(wanted, lambda: self._purgeable_end(state, wanted))
+        response.removed_records, response.read_bytes = report.removed_records, report.size_bytes
+        response.done = partition.unlink_purged(deadline)
+        return response
+
+    def _purgeable_end(self, state: DirectoryTableState, wanted: PurgedRows) -> int:
+        """Check that the rows are deleted; return up to where the log may be compacted."""
+        with self._lock:
+            end_offset = self._as_of(state, tables_pb2.TableRead(min_offset=wanted.before_offset))
+            for _ in check_deleted(state.rows, wanted):
+                pass
+            return end_offset
 
     def _append(self, partition: DirectoryPartition, write: RowWrite) -> tables_pb2.WriteRowResponse:
         result = partition.append([write.encode(time.time_ns() // 1_000_000)])

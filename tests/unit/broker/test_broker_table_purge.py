@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from headrace.log.log_compaction import CompactionReport
+from headrace.partition.purged_rows import PurgedRows
 from headrace.wire.errors import InvalidRequestError, TimedOutError
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.table_purge import PurgedRows, TablePurge
+from headrace_broker.runtime.table_purge import TablePurge
 from headrace_broker.runtime.table_writes import TableWrites
 
 from tests.unit.broker.test_broker_runtime import leading_partition

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from headrace.partition.purged_rows import purged_rows
 from headrace.partition.row_writes import RowWrite, read_row_write
 from headrace.partition.table_rows import (
     MAX_KEYS,
@@ -37,7 +38,6 @@ from headrace_broker.rpc.topics import find_topic
 from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.table import PartitionTable
-from headrace_broker.runtime.table_purge import PurgedRows
 from headrace_broker.runtime.table_writes import TableWrites
 from headrace_broker.table_metrics import TableCall
 
@@ -151,7 +151,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         self._broker.check_serving()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds_of(request.timeout_ms)
-        wanted = _purged(request)
+        wanted = purged_rows(request)
         partition, table = self._find(request.table, request.partition, Operation.DELETE)
         partition.replica.check_serving(-1)
         if partition.replica.high_watermark < wanted.before_offset:
@@ -263,20 +263,6 @@ def _call_of(write: RowWrite) -> TableCall:
         return TableCall.COMPARE_AND_PUT
     deletes = write.deletes_row or all(value is None for value in write.columns.values())
     return TableCall.DELETE if deletes else TableCall.PUT
-
-
-def _purged(request: tables_pb2.PurgeRowsRequest) -> PurgedRows:
-    """Check and convert a request."""
-    if bool(request.keys) + request.HasField("prefix") + request.deleted != 1:
-        raise InvalidRequestError(
-            "a purge names keys, or a prefix, or deleted", action="Name the rows in one of the three ways."
-        )
-    if len(request.keys) > MAX_KEYS or request.before_offset < 0:
-        raise InvalidRequestError(
-            f"{len(request.keys)} keys are more than {MAX_KEYS}, or before_offset {request.before_offset} is negative"
-        )
-    prefix = request.prefix if request.HasField("prefix") else None
-    return PurgedRows(request.before_offset, tuple(map(check_row, request.keys)), prefix, request.deleted)
 
 
 def _check_replica(partition: Partition, consistency: tables_pb2.Consistency) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
-from headrace.log.log_compaction import CompactionReport, Kept
-from headrace.log.purged_records import PurgedRecords
-from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, TimedOutError
-from headrace.wire.table_keys import row_start, rows_start
+from headrace.log.log_compaction import CompactionReport
+from headrace.partition.purged_rows import PurgedRows, check_deleted
+from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
 from headrace_server.caller_turns import next_turn
 
 if TYPE_CHECKING:
@@ -28,22 +27,6 @@ LOOK_SECONDS = 0.1
 COMMIT_SECONDS = 60.0
 """Time for which a purge waits until what it has closed is committed."""
 _TRIES = 20
-_ROWS_PER_TURN = 300
-
-
-class PurgedRows(NamedTuple):
-    """Which rows of a partition to purge, below an offset: by key, by prefix, or all that are deleted."""
-
-    before_offset: int
-    keys: tuple[bytes, ...] = ()
-    prefix: bytes | None = None
-    deleted: bool = False
-
-    @property
-    def records(self) -> PurgedRecords:
-        """Their records."""
-        prefix = None if self.prefix is None else rows_start(self.prefix)
-        return PurgedRecords(self.before_offset, frozenset(map(row_start, self.keys)), prefix, self.deleted)
 
 
 class TablePurge:
@@ -101,7 +84,8 @@ class TablePurge:
             if not partition.producers.are_stale:  # Batches that may be sent again are written anew, too.
                 await partition.in_thread(partition.producers.snapshot)
         await self._await_state(end_offset)
-        await self._check_deleted(wanted)
+        for _ in check_deleted(self._table.state, wanted):
+            await next_turn()
         report = await self._compact(wanted, end_offset)
         while await self._unlink():  # noqa: ASYNC110 - a reader has one of the files.
             await asyncio.sleep(LOOK_SECONDS)
@@ -132,27 +116,13 @@ class TablePurge:
             watchers.pop(advanced, None)
         await self._table.read_state(COMMIT_SECONDS)
 
-    async def _check_deleted(self, wanted: PurgedRows) -> None:
-        """Check that the rows do not exist; columns that were written at the offset or later are others."""
-        state = self._table.state
-        rows = wanted.keys if wanted.prefix is None else state.rows_from(b"", None, wanted.prefix)
-        for count, key in enumerate(rows):
-            if any(offset < wanted.before_offset for _, offset in state.columns_of(key)):
-                raise InvalidRequestError(
-                    f"a row to purge exists: it has columns below offset {wanted.before_offset}",
-                    action="Delete the row first, and name the offset of a read that follows the deletion.",
-                )
-            if count % _ROWS_PER_TURN == _ROWS_PER_TURN - 1:
-                await next_turn()
-
     async def _compact(self, wanted: PurgedRows, end_offset: int) -> CompactionReport:
         partition, context = self._partition, self._partition.context
         producers, compaction = partition.replica.producers, partition.open_log.compaction
         for _ in range(_TRIES):
             now_ms = context.now_ms()
             self._table.expire(now_ms)
-            # What a deletion deletes may be in a batch that would stay.
-            kept = Kept() if wanted.deleted else Kept(producers.retried_batches(now_ms), producers.retry_window_ms)
+            kept = wanted.kept(producers, now_ms)
             high_watermark = min(int(partition.replica.high_watermark), self._table.state.end_offset)
             try:
                 report = await partition.in_thread(
