@@ -189,6 +189,13 @@ class DirectoryRecords:
 
     # --- the others ---
 
+    def has_every_offset(self, topic: DirectoryTopic) -> bool:
+        """Return whether each offset of a topic, from its log start to its end, is a record."""
+        if topic.config.compacts or topic.origin:  # A cluster's segments may have batches that were compacted there.
+            return False
+        partitions = [self._partitions.readable(topic, number) for number in range(topic.partitions)]
+        return not any(partition.reader.has_compacted_segments for partition in partitions)
+
     def list_offsets(self, request: broker_pb2.ListOffsetsRequest) -> broker_pb2.ListOffsetsResponse:
         """Answer a ListOffsets."""
         response = broker_pb2.ListOffsetsResponse()

@@ -25,6 +25,7 @@ from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.tables import DirectoryTables
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.errors import CorruptLogError, DirectoryInUseError
+from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError
 from headrace.wire.zero_copy import SplicedMessage
 
@@ -188,6 +189,12 @@ class DirectoryServer:
     def abandon(self, owner: object, error: Exception) -> None:
         """End the waiting calls of a client with an error."""
         self._polls.cancel_all(owner, error)
+
+    def has_every_offset(self, topic: str) -> bool:
+        """Return whether each offset of a topic is a record. Raises UnknownTopicError."""
+        if isinstance(self.directory, FollowedDirectory):
+            self.directory.read_again()
+        return self._records.has_every_offset(self.directory.topic(topics_pb2.TopicRef(name=topic)))
 
     def check_writable(self) -> None:
         """Raise DirectoryInUseError if this process only reads the directory."""

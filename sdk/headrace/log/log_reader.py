@@ -41,6 +41,12 @@ class LogReader:
         # Offset of a batch start -> (segment, its truncations, position); under the segments' lock, evicted by age.
         self._cursors: OrderedDict[int, tuple[Segment, int, int]] = OrderedDict()
 
+    @property
+    def has_compacted_segments(self) -> bool:
+        """Whether compaction has written segments, in which not every offset is a record."""
+        with self._segments.lock:
+            return any(segment.is_compacted for segment in self._segments.items)
+
     def forget_positions(self) -> None:
         """Drop cached read positions after a truncation."""
         self._cursors.clear()

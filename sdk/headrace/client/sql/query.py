@@ -46,7 +46,7 @@ class SqlResult:
 
     def _prepared(self, query: str, start: Any, end: Any, settings: Mapping[str, Any]) -> Any:
         from headrace.client.sql.query_parts import query_parts
-        from headrace.client.sql.topic_source import UNTYPED_VIEW, TopicSource, is_unknown
+        from headrace.client.sql.topic_source import TopicSource, is_unknown
 
         parts = query_parts(self._connection, query)
         bounds = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
@@ -65,8 +65,7 @@ class SqlResult:
             if times > 1:  # The stream can be read once: DuckDB keeps the rows, on disk if they are many.
                 self._connection.execute(f"create temp table {name}_rows as from {name}")
                 name = f"{name}_rows"
-            view = f"from {name}" if columns is not None else UNTYPED_VIEW.format(source=name)
-            self._connection.execute(f"create temp view {quoted} as {view}")
+            self._connection.execute(f"create temp view {quoted} as {source.view(name)}")
         return self._connection.sql(query)
 
     @property

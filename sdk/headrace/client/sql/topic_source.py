@@ -1,20 +1,27 @@
 """Topic as a table of a query: a stream of Arrow batches, of the columns and within the bounds that the query needs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from headrace.client.base.arrow_tables import SCHEMA, batch_of, typed_batch_of, typed_columns_of, typed_schema
+from headrace.client.base.config import ReaderConfig, build
 from headrace.client.base.records import METADATA_COLUMNS
 from headrace.client.consumer.reader import Reader
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
+from headrace.embedded.server import acquire, release
+from headrace.wire.arrow_constants import zeros
 from headrace.wire.errors import HeadraceError
 from headrace.wire.typed.topic_columns import TopicColumns
 
-UNTYPED_VIEW = "select *, try(decode(value)) as text, try(cast(try(decode(value)) as json)) as json from {source}"
+_OF_VALUES = ", try(decode(value)) as text, try(cast(try(decode(value)) as json)) as json"
 """Columns that a topic of bytes has besides those of `Reader.to_arrow`: its value as text, and as JSON, or null."""
+_NEEDS_VALUES = {"value", "text", "json"}
+COUNTED_ROWS = 1 << 17
+"""Rows of one batch of a stream of which no column is needed: these share their memory."""
+_UNTYPED = SCHEMA.names
 _WITHOUT_ORDER = {"float", "double"}
 """Types of which SQL compares NaN in another way than Arrow: ranges of theirs are left to DuckDB."""
 
@@ -32,8 +39,9 @@ class TopicSource:
         self._names: list[str] | None = None
         self._where: dict[str, tuple[Any, Any]] = {}
         offset, timestamp = ("_offset", "_timestamp") if columns is not None else ("offset", "timestamp")
-        if columns is not None:
-            self._names = _names(columns, parts.columns)
+        own = _UNTYPED if columns is None else [*(column.name for column in columns.current), *METADATA_COLUMNS]
+        if parts.columns is not None:
+            self._names = _mentioned(own, parts.columns)
         for bound in parts.bounds:
             if bound.column in {offset, timestamp}:
                 self._narrow(connection, bound, is_offset=bound.column == offset)
@@ -70,19 +78,44 @@ class TopicSource:
             high = value if high is None else min(high, value)
         self._where[column.name] = low, high
 
+    def view(self, source: str) -> str:
+        """Return the query of the topic's columns over the stream, which has this name."""
+        has_values = self._columns is None and (self._names is None or "value" in self._names)
+        return f"select *{_OF_VALUES if has_values else ''} from {source}"
+
     def reader(self) -> Any:
         """Return a `pyarrow.RecordBatchReader`, which reads the topic while it is read."""
+        if self._names == []:
+            schema = pa.schema([pa.field("headrace_row", pa.int32())])
+            return pa.RecordBatchReader.from_batches(schema, self._rows(schema))
         if self._columns is None:
             schema = SCHEMA.set(0, pa.field("topic", pa.string()))
+            if self._names is not None:
+                schema = pa.schema([schema.field(name) for name in self._names])
             return pa.RecordBatchReader.from_batches(schema, self._untyped(schema))
         schema = typed_schema(typed_columns_of(self._columns.current, self._names))
         return pa.RecordBatchReader.from_batches(schema, self._typed(schema))
+
+    def _rows(self, schema: Any) -> Iterator[Any]:
+        """Yield as many rows as there are records, with a column that no query names."""
+        # Of typed records, servers send no values then.
+        columns = None if self._columns is None else ["_partition"]
+        with Reader(self._topic, columns=columns, **self._settings) as reader:
+            if _has_every_offset(self._topic, self._settings):
+                ends = reader.end_offsets()
+                count = sum(max(0, ends[each] - start) for each, start in reader.start_offsets().items())
+            else:
+                count = sum(map(len, reader.batches()))
+        for start in range(0, count, COUNTED_ROWS):
+            rows = min(COUNTED_ROWS, count - start)
+            array = pa.Array.from_buffers(pa.int32(), rows, [None, zeros(4 * rows)])
+            yield pa.RecordBatch.from_arrays([array], schema=schema)
 
     def _untyped(self, schema: Any) -> Iterator[Any]:
         with Reader(self._topic, **self._settings) as reader:
             for batch in reader.batches():
                 for decoded in batch.decoded_batches:
-                    yield batch_of(decoded).cast(schema)
+                    yield batch_of(decoded).select(schema.names).cast(schema)
 
     def _typed(self, schema: Any) -> Iterator[Any]:
         assert self._columns is not None, "the topic is typed"
@@ -93,15 +126,27 @@ class TopicSource:
                     yield typed_batch_of(decoded, columns, schema)
 
 
-def _names(columns: TopicColumns, mentioned: frozenset[str] | None) -> list[str]:
-    """Return the columns to read: those that are mentioned; to count rows, one for which brokers send no values."""
-    own = [column.name for column in columns.current]
-    if mentioned is None:
-        return own
+def _mentioned(own: Iterable[str], mentioned: frozenset[str]) -> list[str]:
+    """Return the columns to read: those that are mentioned, and those that they are computed of."""
     lowered = {name.lower() for name in mentioned}
-    found = [name for name in own if name.lower() in lowered]
-    found += [name for name in METADATA_COLUMNS if name in lowered]
-    return found or ["_partition"]
+    if not _NEEDS_VALUES.isdisjoint(lowered):
+        lowered.add("value")
+    return [name for name in own if name.lower() in lowered]
+
+
+def _has_every_offset(topic: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether each offset of a directory's topic is a record, so that its offsets count them.
+
+    Of a cluster it is not known: its replicas do not say whether they were compacted.
+    """
+    config = build(ReaderConfig, {name: value for name, value in settings.items() if name not in {"start", "end"}})
+    if not config.directory:
+        return False
+    server = acquire(config.directory)
+    try:
+        return server.has_every_offset(topic)
+    finally:
+        release(server)
 
 
 def _type_name(connection: Any, columns: TopicColumns, name: str) -> str:
