@@ -15,7 +15,7 @@ import grpc
 import pytest
 from headrace.v1 import broker_pb2_grpc
 from headrace_devcluster import cluster as cluster_module
-from headrace_devcluster import service
+from headrace_devcluster import fixtures, service
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.etcd import Etcd
 from headrace_server.cluster_identity import ClusterIdentity, read_or_create
@@ -30,6 +30,7 @@ from tests.integration.replicated import BROKER_SETTINGS, Replicated
 
 if on_directory.IS_ON:
     cluster_module.LocalCluster = on_directory.LocalDirectory  # type: ignore[assignment, misc]
+    fixtures.LocalCluster = on_directory.LocalDirectory  # type: ignore[assignment, misc]
 
     def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         """Skip what a directory cannot pass."""

@@ -5,13 +5,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
+from headrace.cli.main import app
+from headrace.embedded import open_partition, opened
 from headrace.embedded.server import OpenMode, acquire, release
+from headrace.v1 import broker_pb2
+from headrace.wire.zero_copy import SplicedMessage
+from typer.testing import CliRunner
 
 IS_ON = bool(os.environ.get("HEADRACE_TEST_DIRECTORY"))
 
@@ -19,6 +29,7 @@ SUITES = (
     "test_compaction.py",
     "test_groups_sdk.py",
     "test_sdk_aio.py",
+    "test_sdk_examples.py",
     "test_sdk_producer.py",
     "test_sql.py",
     "test_tables.py",
@@ -28,10 +39,8 @@ SUITES = (
 """Modules of tests of the SDK."""
 _NO_PROCESS = "A directory has no broker, coordinator or etcd that could be killed, paused or restarted."
 _NO_REPLICA = "A directory keeps one copy."
-_ONE_WRITER = "Another process writes, which a directory does not allow."
-_NO_GRPC = "The test calls a broker over gRPC itself."
-_NO_METRICS = "The test reads the metrics of brokers."
-_RETRIES = "A directory keeps for 15 minutes what a producer may send again; the test sets the brokers' limit to 0."
+_ONE_PROCESS = "The members of a group are consumers of one process."
+_NO_GRPC = "Records as JSON objects are for clients without the SDK, over gRPC."
 EXCLUDED: dict[str, str] = {
     "test_a_broker_killed_while_it_takes_records_loses_and_doubles_nothing": _NO_PROCESS,
     "test_a_restarted_broker_has_the_table_again": _NO_PROCESS,
@@ -39,27 +48,23 @@ EXCLUDED: dict[str, str] = {
     "test_nothing_put_at_once_is_lost_when_leaders_are_killed": _NO_PROCESS,
     "test_while_etcd_is_paused_members_keep_reading": _NO_PROCESS,
     "test_a_coordinator_is_killed_and_members_go_on": _NO_PROCESS,
-    "test_every_client_reads_a_compacted_topic": _RETRIES,
     "test_a_replica_that_was_away_has_the_newest_records": _NO_REPLICA,
     "test_a_new_replica_copies_the_compacted_log": _NO_REPLICA,
-    "test_a_member_that_is_killed_is_replaced": _ONE_WRITER,
-    "test_a_record_that_ends_every_process_goes_to_the_dead_letters": _ONE_WRITER,
-    "test_a_handler_that_ends_its_process_leaves_its_record_to_the_next_owner": _ONE_WRITER,
-    "test_the_command_line_reads_and_writes_rows": _ONE_WRITER,
-    "test_rows_on_the_command_line": _ONE_WRITER,
-    "test_what_a_broker_refuses": _NO_GRPC,
+    "test_a_member_that_is_killed_is_replaced": _ONE_PROCESS,
     "test_other_languages_read_json": _NO_GRPC,
-    "test_columns_and_ranges_are_selected": _NO_METRICS,
-    "test_only_what_is_named_is_read": _NO_METRICS,
 }
 """Tests by name, with the reason."""
 
 
 class LocalDirectory:
-    """Directory in place of a `LocalCluster`: its only address is the directory, which is open until the end."""
+    """Directory in place of a `LocalCluster`: its only address is the directory, which is open until the end.
+
+    Of the brokers' settings, it takes those of compaction and of producers that send again.
+    """
 
     def __init__(self, spec: Any = None, **_: Any) -> None:
         self.spec = spec
+        self.fetched_bytes = 0
         self.parts: tuple[Any, ...] = ()
         self.brokers: tuple[Any, ...] = ()
         self.etcd = SimpleNamespace(resume=lambda: None)
@@ -71,14 +76,82 @@ class LocalDirectory:
     def __enter__(self) -> LocalDirectory:
         self._temporary = tempfile.TemporaryDirectory(prefix="headrace-directory-")
         self.path = self._temporary.name
-        self._server = acquire(self.path, OpenMode.WRITE, creates=True)
+        self._patched = pytest.MonkeyPatch()
+        settings = dict(getattr(self.spec, "broker_settings", None) or {})
+        if (window_ms := settings.get("producer_retry_window_ms")) is not None:
+            limits = dataclasses.replace(open_partition.LIMITS, producer_retry_window_ms=int(window_ms))
+            self._patched.setattr(open_partition, "LIMITS", limits)
+        if (interval_ms := settings.get("compaction_interval_ms")) is not None:
+            for name in ("CHECKPOINT_SECONDS", "COMPACTION_SECONDS", "IDLE_SECONDS"):
+                self._patched.setattr(opened, name, int(interval_ms) / 1_000)
+        self.open()
         return self
+
+    def open(self) -> None:
+        """Open the directory in this process."""
+        self._server = acquire(self.path, OpenMode.WRITE, creates=True)
+        fetch = self._server._polled["broker", "FetchZeroCopy"]
+        self._server._polled["broker", "FetchZeroCopy"] = lambda request: self._counted(*fetch(request))
+
+    def _counted(self, attempt: Callable[[bool], Any], deadline: float) -> tuple[Callable[[bool], Any], float]:
+        def counted(is_last: bool) -> Any:
+            response = attempt(is_last)
+            if response is not None:
+                self.fetched_bytes += sum(len(part) for batches in response.batches for part in batches)
+            return response
+
+        return counted, deadline
+
+    def close(self) -> None:
+        """Close it here, once its clients are closed."""
+        release(self._server)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        release(self._server)
+        self.close()
+        self._patched.undo()
         self._temporary.cleanup()
+
+
+@contextlib.contextmanager
+def used_elsewhere(cluster: Any) -> Iterator[None]:
+    """Let another process write to a directory meanwhile; a cluster has room for both."""
+    if not isinstance(cluster, LocalDirectory):
+        yield
+        return
+    cluster.close()
+    try:
+        yield
+    finally:
+        cluster.open()
+
+
+def fetched_bytes(cluster: Any) -> float:
+    """Return how many bytes the first broker, or the directory, has sent to readers."""
+    if isinstance(cluster, LocalDirectory):
+        return cluster.fetched_bytes
+    return float(cluster.brokers[0].metrics()["headrace_broker_fetched_bytes_total"])
+
+
+def command_line(cluster: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a `headrace` command; on a directory in this process, which has it open."""
+    arguments = (*arguments, "--bootstrap-servers", cluster.bootstrap_servers)
+    if isinstance(cluster, LocalDirectory):
+        found = CliRunner().invoke(app, arguments)
+        return subprocess.CompletedProcess(arguments, found.exit_code, found.stdout, found.stderr)
+    command = [sys.executable, "-m", "headrace.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def produce_to_directory(bootstrap_servers: str, request: broker_pb2.ProduceRequest) -> broker_pb2.ProduceResponse:
+    """Send a request to the directory that is open in this process, as brokers have it over gRPC."""
+    server = acquire(bootstrap_servers.removeprefix("dir:"))
+    try:
+        batches = [list(part.batches) for topic in request.topics for part in topic.partitions]
+        return server._records.write(SplicedMessage(request, batches))[0]
+    finally:
+        release(server)
 
 
 def exclude(items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ from headrace import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.children import running
+from tests.integration.on_directory import used_elsewhere
 from tests.integration.replicated import until
 
 SESSION_MS = 1_500
@@ -405,19 +406,20 @@ def test_a_record_that_ends_every_process_goes_to_the_dead_letters(cluster, kind
         for partition in range(2):
             for value in values if partition == 0 else values[:5]:
                 producer.send(topic, value, partition=partition)
-        producer.flush()
-        command = [sys.executable, "-c", POISONED, servers, topic, kind]
-        handled: set[tuple[int, int]] = set()
+    command = [sys.executable, "-c", POISONED, servers, topic, kind]
+    handled: set[tuple[int, int]] = set()
 
-        def live() -> int:
+    def live() -> int:
+        with used_elsewhere(cluster):
             ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-            handled.update((int(p), int(o)) for p, o in map(str.split, ended.stdout.splitlines()) if p != "summary")
-            return ended.returncode
+        handled.update((int(p), int(o)) for p, o in map(str.split, ended.stdout.splitlines()) if p != "summary")
+        return ended.returncode
 
-        assert [live() for _ in range(4)] == [9, 9, 9, 9]
+    assert [live() for _ in range(4)] == [9, 9, 9, 9]
+    with headrace.Producer(bootstrap_servers=servers) as producer:
         for partition in range(2):
             producer.send(topic, b"last", partition=partition).result()
-        assert live() == 0
+    assert live() == 0
     assert handled == {(0, o) for o in range(31) if o != 7} | {(1, o) for o in range(6)}
     with headrace.Reader(f"{topic}-dead", bootstrap_servers=servers) as reader:
         (letter,) = reader
@@ -448,7 +450,8 @@ def test_a_handler_that_ends_its_process_leaves_its_record_to_the_next_owner(clu
     with headrace.Producer(bootstrap_servers=servers) as producer:
         producer.send_many(topic, [b"%d" % number for number in range(20)])
     command = [sys.executable, "-c", EXITS, servers, topic, str(SESSION_MS)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    with used_elsewhere(cluster):
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert ended.returncode == 9
     first = [int(line) for line in ended.stdout.split()]
     assert first == list(range(10))

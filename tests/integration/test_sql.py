@@ -15,6 +15,8 @@ import pytest
 from headrace.wire.errors import InvalidRequestError, UnknownTopicError
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+from tests.integration.on_directory import fetched_bytes
+
 ROWS = 20_000
 DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -60,11 +62,10 @@ def sql(cluster):
 
 def fetched(cluster, query):
     """Return the result of a query, and the bytes that the broker has sent for it."""
-    name = "headrace_broker_fetched_bytes_total"
-    before = cluster.brokers[0].metrics()[name]
+    before = fetched_bytes(cluster)
     with headrace.sql(query, bootstrap_servers=cluster.bootstrap_servers) as result:
         rows = list(result)
-    return rows, cluster.brokers[0].metrics()[name] - before
+    return rows, fetched_bytes(cluster) - before
 
 
 def test_groups_and_joins(sql):

@@ -16,7 +16,7 @@ from headrace.client.base.partitioner import partition_for_key
 from headrace.wire.table_keys import table_key
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from tests.integration.etcd_backups import command
+from tests.integration.on_directory import command_line
 from tests.integration.replicated import BROKER_SETTINGS, until
 
 SETTINGS = {**BROKER_SETTINGS, "compaction_interval_ms": 100, "producer_retry_window_ms": 0}
@@ -265,8 +265,7 @@ def same_partition(one, other):
 
 def test_the_command_line_reads_and_writes_rows(cluster):
     def run(*arguments, code=0):
-        servers = ("--bootstrap-servers", cluster.bootstrap_servers)
-        done = command("headrace.cli", "table", *arguments, *servers)
+        done = command_line(cluster, "table", *arguments)
         assert done.returncode == code, done.stderr
         return done.stdout
 
@@ -280,10 +279,7 @@ def test_the_command_line_reads_and_writes_rows(cluster):
     assert row["version"] == version
     assert "Ada" in run("get", "shop", "u1", "--column", "name")
     run("get", "shop", "u2", code=4)
-    assert "has version" in command(
-        "headrace.cli", "table", "put", "shop", "u1", "name=Bob", "--if-version", "-1",
-        "--bootstrap-servers", cluster.bootstrap_servers,
-    ).stderr  # fmt: skip
+    assert "has version" in command_line(cluster, "table", "put", "shop", "u1", "name=Bob", "--if-version", "-1").stderr
     run("put", "shop", "u2", "name=Bob", "--ttl", "1h")
     assert [each["key"] for each in document("scan", "shop", "--prefix", "u")] in (["u1", "u2"], ["u2", "u1"])
     assert "raise --limit 1" in run("scan", "shop", "--limit", "1")

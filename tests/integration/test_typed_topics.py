@@ -7,8 +7,6 @@ import dataclasses
 import datetime as dt
 import json
 import re
-import subprocess
-import sys
 import time
 
 import grpc
@@ -24,6 +22,7 @@ from headrace.wire.typed.arrow_columns import block_of_array
 from headrace.wire.typed.column_types import parse_type
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+from tests.integration.on_directory import IS_ON, command_line, fetched_bytes, produce_to_directory
 from tests.integration.replicated import until
 
 COLUMNS = 'page string required, user int64, at timestamp[ms, UTC], tags list<string>, country string default "DE"'
@@ -90,14 +89,11 @@ def test_columns_and_ranges_are_selected(cluster, client, topic, compression):
         for partition in (0, 1):
             producer.send_table(topic, sent.slice(10_000 * partition, 10_000), partition=partition)
 
-    def sent_bytes():
-        return cluster.brokers[0].metrics()["headrace_broker_fetched_bytes_total"]
-
     def read(**selection):
-        before = sent_bytes()
+        before = fetched_bytes(cluster)
         with headrace.Reader(topic, **client, **selection) as reader:
             found = reader.to_arrow()
-        return found.sort_by(found.column_names[0]), sent_bytes() - before
+        return found.sort_by(found.column_names[0]), fetched_bytes(cluster) - before
 
     whole, whole_bytes = read()
     assert whole.num_rows == 20_000
@@ -359,10 +355,13 @@ def produce(client, topic, batch):
         timeout_ms=10_000,
         topics=[broker_pb2.TopicProduce(topic=topics_pb2.TopicRef(name=topic), partitions=[part])],
     )
-    with headrace.Admin(**client) as admin:
-        (address,) = [broker.address for broker in admin.describe_cluster().brokers]
-    with grpc.insecure_channel(address) as channel:
-        found = until(lambda: _answer(channel, request), "the broker leads")
+    if IS_ON:
+        found = produce_to_directory(client["bootstrap_servers"], request).topics[0].partitions[0]
+    else:
+        with headrace.Admin(**client) as admin:
+            (address,) = [broker.address for broker in admin.describe_cluster().brokers]
+        with grpc.insecure_channel(address) as channel:
+            found = until(lambda: _answer(channel, request), "the broker leads")
     if found.HasField("error"):
         raise from_detail(found.error)
 
@@ -442,8 +441,7 @@ def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
     """Rows go in as JSON lines and come out the same; a wrong one is named by its line."""
 
     def run(*arguments):
-        command = [sys.executable, "-m", "headrace.cli", *arguments, "--bootstrap-servers", cluster.bootstrap_servers]
-        return subprocess.run(command, capture_output=True, timeout=60, check=False)
+        return command_line(cluster, *arguments)
 
     rows = [
         {"page": "/a", "user": 7, "at": "2026-01-02T03:04:05.678000+00:00", "tags": ["x", None], "country": "FR"},
@@ -452,13 +450,13 @@ def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sent = run("produce", topic, "-p", "0", "--input", "rows", str(lines))
-    assert (sent.returncode, b"produced 2 records" in sent.stderr) == (0, True), sent.stderr
+    assert (sent.returncode, "produced 2 records" in sent.stderr) == (0, True), sent.stderr
     found = run("consume", topic, "-e", "--output", "raw")
     assert [json.loads(line) for line in found.stdout.splitlines()] == rows
     found = run("consume", topic, "-e", "--output", "json")
     assert [json.loads(line)["value"] for line in found.stdout.splitlines()] == rows
     found = run("consume", topic, "-e", "--output", "table")
-    assert [line.split()[3:] for line in found.stdout.decode().splitlines()] == [
+    assert [line.split()[3:] for line in found.stdout.splitlines()] == [
         ["PAGE", "USER", "AT", "TAGS", "COUNTRY"],
         ["/a", "7", "2026-01-02T03:04:05.678000+00:00", '["x",', "null]", "FR"],
         ["/b", "-", "-", "-", "-"],
@@ -466,4 +464,4 @@ def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
     lines.write_text('{"page": "/a"}\n{"page": "/a", "at": "noon"}\n')
     wrong = run("produce", topic, "-p", "0", "--input", "rows", str(lines))
     assert wrong.returncode == 1
-    assert b"rows.jsonl:2: column at: 'noon' is no timestamp[ms, UTC]" in wrong.stderr
+    assert "rows.jsonl:2: column at: 'noon' is no timestamp[ms, UTC]" in wrong.stderr
