@@ -16,7 +16,7 @@ compile() { .venv/bin/uv pip compile "${options[@]}" "$@" > /dev/null; }
 
 compile --group pyproject.toml:bootstrap --output-file requirements-bootstrap.lock
 compile --group pyproject.toml:proto --output-file requirements-proto.lock
-compile "${members[@]/%//pyproject.toml}" --extra arrow --extra avro --extra cli --extra delta --extra java --extra json-schema --extra lz4 --extra metrics \
+compile "${members[@]/%//pyproject.toml}" --extra arrow --extra avro --extra cli --extra delta --extra iceberg --extra java --extra json-schema --extra load --extra lz4 --extra metrics \
   --extra spark --extra sql --extra tracing --extra workload --extra zstd --group pyproject.toml:dev "${distributions[@]/#/--no-emit-package=}" --output-file requirements.lock
 # What the image has of it: the services and the command line, in the versions that were tested.
 compile {sdk,services}/pyproject.toml --extra cli --extra lz4 --extra tracing --extra zstd \
