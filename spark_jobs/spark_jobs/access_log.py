@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from headrace.client.loading.tables.attempts import begin, table_lock
+from headrace.client.loading.tables.state import Source
 from rich.console import Console
 
 from spark_jobs import access_lines
@@ -36,8 +38,6 @@ from spark_jobs.log_files import LogFileError, new_parts
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import Answer, answer_of, show_answer, table_frame
 from spark_jobs.session import spark_session
-from spark_jobs.tables.attempts import begin, table_lock
-from spark_jobs.tables.state import Source
 from spark_jobs.topic_frame import check_topics
 
 if TYPE_CHECKING:

@@ -27,10 +27,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from headrace.cli.common.exit_codes import ExitCode, exit_code_of
 from headrace.cli.common.stop_signals import stop_signals
+from headrace.client.loading.tables.errors import TableError
 from headrace.wire.errors import HeadraceError
 from rich.console import Console
-
-from spark_jobs.tables.errors import TableError
 
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """click's class, or that of the copy in newer releases of typer."""

@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import headrace
 import typer
+from headrace.client.loading.load_plan import Plan, TruncatedError, plan_load
+from headrace.client.loading.tables.attempts import Attempt, begin, table_lock
+from headrace.client.loading.tables.delta_table import DeltaTable
+from headrace.client.loading.tables.parquet_table import ParquetTable
+from headrace.client.loading.tables.state import Source, StoredTable, TableState
 from pyarrow import parquet
 from rich.console import Console
 
@@ -33,14 +38,9 @@ from spark_jobs.command import (
     run_job,
     show,
 )
-from spark_jobs.load_plan import Plan, TruncatedError, plan_load
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import VIEW, ask, show_answer
 from spark_jobs.session import spark_session
-from spark_jobs.tables.attempts import Attempt, begin, table_lock
-from spark_jobs.tables.delta_table import DeltaTable
-from spark_jobs.tables.parquet_table import ParquetTable
-from spark_jobs.tables.state import Source, StoredTable, TableState
 from spark_jobs.topic_frame import check_topics, is_typed, names_of, read_topic
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import rich.table
+from headrace.client.loading.tables.state import StoredTable
 from rich.console import Console
-
-from spark_jobs.tables.state import StoredTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.loading.tables.attempts import table_lock
 from headrace.spark.options import SERVERS
 
 from spark_jobs.batch_spans import record_micro_batch
 from spark_jobs.late_records import LossyBatch, late_records, watermark_of
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import Answer, answer_of
-from spark_jobs.tables.attempts import table_lock
 from spark_jobs.topic_frame import is_typed, names_of
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ from pathlib import Path
 import headrace
 import pyarrow.parquet
 import pytest
+from headrace.client.loading.tables.errors import OtherSourceError, TableError
+from headrace.client.loading.tables.state import StoredTable
 from spark_jobs.access_log import describe, load_files, parsed_topic
 from spark_jobs.audit import Audit, run_audit, summary_of
 from spark_jobs.command import JobError, explain
@@ -25,8 +27,6 @@ from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
 from spark_jobs.session import LOCAL_JAVA_OPTIONS, prepared
 from spark_jobs.streams import Stream, read_stream, run_stream
-from spark_jobs.tables.errors import OtherSourceError, TableError
-from spark_jobs.tables.state import StoredTable
 from spark_jobs.topic_frame import read_topic
 from spark_jobs.windows import counts_of, end_of_gap, end_of_window, joined, sessions_of
 

@@ -8,10 +8,10 @@ import headrace
 import pyarrow
 import pyarrow.parquet
 import pytest
+from headrace.client.loading.tables.attempts import begin, table_lock
+from headrace.client.loading.tables.parquet_table import ParquetTable
+from headrace.client.loading.tables.state import Source
 from headrace_devcluster.cluster import LocalCluster
-from spark_jobs.tables.attempts import begin, table_lock
-from spark_jobs.tables.parquet_table import ParquetTable
-from spark_jobs.tables.state import Source
 
 WINDOW_MS = 60_000
 

@@ -7,10 +7,10 @@ import sys
 
 import headrace
 import pytest
+from headrace.client.loading.tables.errors import TableBusyError
+from headrace.client.loading.tables.parquet_table import ParquetTable
 from spark_jobs.audit_verdict import State, Verdict
 from spark_jobs.command import JobError, explain, run_app, run_job
-from spark_jobs.tables.errors import TableBusyError
-from spark_jobs.tables.parquet_table import ParquetTable
 
 from spark_jobs import access_log, audit, load, windows, workload
 
@@ -132,7 +132,7 @@ def test_what_a_data_source_raised_is_found_inside_sparks_tracebacks():
 
 def test_a_table_in_use_is_said_before_anything_is_read(tmp_path):
     """Nothing of the running job is touched: its attempt stays."""
-    from spark_jobs.tables.attempts import begin, table_lock
+    from headrace.client.loading.tables.attempts import begin, table_lock
 
     with table_lock(tmp_path):
         attempt = begin(tmp_path)

@@ -30,9 +30,9 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from spark_jobs.tables.attempts import META, Attempt, DataFile, left_behind, sync
-from spark_jobs.tables.errors import ConcurrentCommitError, TableError
-from spark_jobs.tables.state import Source, TableState, conflict
+from headrace.client.loading.tables.attempts import META, Attempt, DataFile, left_behind, sync
+from headrace.client.loading.tables.errors import ConcurrentCommitError, TableError
+from headrace.client.loading.tables.state import Source, TableState, conflict
 
 MANIFEST_FORMAT = 1
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import pyarrow
 
-from spark_jobs.tables.attempts import Attempt
-from spark_jobs.tables.errors import OtherSourceError, TableError
+from headrace.client.loading.tables.attempts import Attempt
+from headrace.client.loading.tables.errors import OtherSourceError, TableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from urllib.parse import unquote
 import pyarrow
 from pyarrow import parquet
 
-from spark_jobs.tables.attempts import Attempt, DataFile, left_behind
-from spark_jobs.tables.errors import ConcurrentCommitError, TableError
-from spark_jobs.tables.state import Source, TableState, conflict
+from headrace.client.loading.tables.attempts import Attempt, DataFile, left_behind
+from headrace.client.loading.tables.errors import ConcurrentCommitError, TableError
+from headrace.client.loading.tables.state import Source, TableState, conflict
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as DeltaLog
@@ -38,7 +38,7 @@ class DeltaTable:
         try:
             import deltalake
         except ImportError:
-            raise TableError("Delta needs the package deltalake: pip install 'headrace-spark-jobs[delta]'") from None
+            raise TableError("Delta needs the package deltalake: pip install 'headrace[delta]'") from None
         self._deltalake = deltalake
 
     def state(self) -> TableState:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pyarrow import parquet
 
-from spark_jobs.tables.errors import TableBusyError, TableError
+from headrace.client.loading.tables.errors import TableBusyError, TableError
 
 META = "_headrace"
 

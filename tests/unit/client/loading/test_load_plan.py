@@ -1,9 +1,9 @@
 """Which offsets a load takes next. Pure."""
 
 import pytest
+from headrace.client.loading.load_plan import MissingOffsets, TruncatedError, plan_load
 from hypothesis import given
 from hypothesis import strategies as st
-from spark_jobs.load_plan import MissingOffsets, TruncatedError, plan_load
 
 LOGS = st.dictionaries(
     st.integers(0, 5), st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50)), min_size=1

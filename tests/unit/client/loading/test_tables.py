@@ -9,13 +9,12 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from spark_jobs.tables.attempts import begin, table_lock
-from spark_jobs.tables.delta_table import DeltaTable
-from spark_jobs.tables.errors import ConcurrentCommitError, OtherSourceError, TableBusyError, TableError
-from spark_jobs.tables.parquet_table import ParquetTable
-from spark_jobs.tables.state import Source, TableState
-
-from spark_jobs import tables
+from headrace.client.loading import tables
+from headrace.client.loading.tables.attempts import begin, table_lock
+from headrace.client.loading.tables.delta_table import DeltaTable
+from headrace.client.loading.tables.errors import ConcurrentCommitError, OtherSourceError, TableBusyError, TableError
+from headrace.client.loading.tables.parquet_table import ParquetTable
+from headrace.client.loading.tables.state import Source, TableState
 
 CLICKS = Source("topic", "clicks", "a1" * 16)
 HOURS = ("2026-11-21-09", "2026-11-21-10", None)
