@@ -101,7 +101,7 @@ def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: Pro
 
     Raises:
         JobError: If a file cannot be loaded.
-        TableError: If the table has another source, is in use, or the commit fails.
+        LoadError: If the table has another source, is in use, or the commit fails.
     """
     from pyspark.sql import functions
 

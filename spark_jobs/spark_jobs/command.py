@@ -27,7 +27,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from headrace.cli.common.exit_codes import ExitCode, exit_code_of
 from headrace.cli.common.stop_signals import stop_signals
-from headrace.client.loading.tables.errors import TableError
+from headrace.client.loading.tables.errors import LoadError
 from headrace.wire.errors import HeadraceError
 from rich.console import Console
 
@@ -150,7 +150,7 @@ def show(summary: dict[str, Any], as_json: bool, text: Callable[[Console], None]
 
 def explain(error: BaseException) -> str:
     """Return an error in one sentence; errors of a data source are extracted from two nested tracebacks of Spark."""
-    if isinstance(error, HeadraceError | TableError | JobError):
+    if isinstance(error, HeadraceError | LoadError | JobError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:

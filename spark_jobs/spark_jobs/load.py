@@ -110,7 +110,7 @@ def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> Loa
     Raises:
         JobError: If records were deleted before they were loaded, the table is ahead of the log, or Spark read another
             number of records.
-        TableError: If the table has another source, is in use, or the commit fails.
+        LoadError: If the table has another source, is in use, or the commit fails.
     """
     started = time.monotonic()
     summary = LoadSummary(wanted.topic, str(wanted.table), wanted.format.value)

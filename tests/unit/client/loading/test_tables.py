@@ -12,7 +12,7 @@ import pytest
 from headrace.client.loading import tables
 from headrace.client.loading.tables.attempts import begin, table_lock
 from headrace.client.loading.tables.delta_table import DeltaTable
-from headrace.client.loading.tables.errors import ConcurrentCommitError, OtherSourceError, TableBusyError, TableError
+from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError, OtherSourceError, TableBusyError
 from headrace.client.loading.tables.parquet_table import ParquetTable
 from headrace.client.loading.tables.state import Source, TableState
 
@@ -244,7 +244,7 @@ def test_a_directory_with_foreign_files_is_refused(table):
     """Not mixed with them."""
     table.root.mkdir()
     (table.root / "x.parquet").touch()
-    with pytest.raises(TableError, match="another directory"):
+    with pytest.raises(LoadError, match="another directory"):
         table.state()
 
 
@@ -272,6 +272,6 @@ def test_a_manifest_of_a_newer_release_is_not_guessed_at(tmp_path):
     table = ParquetTable(tmp_path / "table")
     add(table, 0, 3)
     (path,) = (tmp_path / "table" / "_headrace" / "manifests").iterdir()
-    path.write_text(path.read_text().replace('"manifest": 1', '"manifest": 2'))
-    with pytest.raises(TableError, match="newer release"):
+    path.write_text(path.read_text().replace('"manifest": 1', '"manifest": 9'))
+    with pytest.raises(LoadError, match="newer release"):
         table.state()

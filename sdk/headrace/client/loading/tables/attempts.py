@@ -1,7 +1,7 @@
 """Files that a job has written and not committed yet, and the lock of a table. No Spark.
 
     <table>/_headrace/lock                      locked (flock) by the writing job
-    <table>/_headrace/attempts/<id>/data/...    output of Spark; readers of the table skip names with _
+    <table>/_headrace/attempts/<id>/data/...    output of a job; readers of the table skip names with _
     <table>/<partition>/<id>-<n>.parquet        published files, renamed from there
 
 An attempt's files are synced before a manifest names them. Its directory is removed last: a remaining one means
@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+import pyarrow
 from pyarrow import parquet
 
-from headrace.client.loading.tables.errors import TableBusyError, TableError
+from headrace.client.loading.tables.errors import LoadError, TableBusyError
 
 META = "_headrace"
 
@@ -52,11 +54,20 @@ class Attempt:
 
     @property
     def data(self) -> Path:
-        """Directory for Spark's output, which must not exist before."""
+        """Directory of the files; Spark, which writes several, wants to make it itself."""
         return self.directory / "data"
 
+    def new_file(self, directory: str) -> IO[bytes]:
+        """Open a new file for rows of one directory of the table, `""` for its root; its name ends in `.parquet`."""
+        (self.data / directory).mkdir(parents=True, exist_ok=True)
+        return (self.data / directory / f"part-{secrets.token_hex(6)}.parquet").open("wb")
+
+    def columns(self, file: DataFile) -> pyarrow.Schema:
+        """Return the columns of an unpublished file."""
+        return parquet.read_schema(self.data / file.staged)
+
     def files(self) -> list[DataFile]:
-        """Sync the files that Spark has written, and return their names, sizes and rows."""
+        """Sync the files that were written, and return their names, sizes and rows."""
         found = []
         for number, path in enumerate(sorted(self.data.rglob("*.parquet"))):
             staged = path.relative_to(self.data)
@@ -76,7 +87,7 @@ class Attempt:
                 os.rename(staged, place)
                 directories[place.parent] = None
             elif not place.exists():
-                raise TableError(f"{place} is missing: the table is corrupt")
+                raise LoadError(f"{place} is missing: the table is corrupt")
         for directory in directories:
             sync(directory)
             if directory != self.root:

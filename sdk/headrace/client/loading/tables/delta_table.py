@@ -1,11 +1,12 @@
 """Delta table, by the `deltalake` package, with the positions in the log's transaction identifiers. No Spark.
 
-Spark writes the Parquet files and this module commits them: one entry of Delta's log adds the files and sets one
+A job writes the Parquet files and this module commits them: one entry of Delta's log adds the files and sets one
 transaction identifier for each partition of the source, `headrace/<source id>/<partition>` -> the first offset that is
 not in the table. Readers of Delta see both or neither. Two jobs that set the same identifiers conflict, and one fails.
 
-The files are renamed to their final paths before the log refers to them, so that a killed job leaves only files that
-Delta readers ignore. The next job removes them by the id of the attempt.
+The files have their final paths before the log refers to them, so that a killed job leaves only files that Delta
+readers ignore. The next job removes them by the id of the attempt. In an object store, deltalake puts an entry of the
+log only if there is none of its number, so that of two loads one commits.
 """
 
 from __future__ import annotations
@@ -18,35 +19,46 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow
-from pyarrow import parquet
 
-from headrace.client.loading.tables.attempts import Attempt, DataFile, left_behind
-from headrace.client.loading.tables.errors import ConcurrentCommitError, TableError
-from headrace.client.loading.tables.state import Source, TableState, conflict
+from headrace.client.loading.tables.attempts import DataFile
+from headrace.client.loading.tables.compaction import small_groups
+from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
+from headrace.client.loading.tables.places import AnyAttempt, place_of
+from headrace.client.loading.tables.state import TARGET_BYTES, Source, TableState, conflict
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as DeltaLog
 
 DESCRIPTION = "headrace: "
+KEPT_HOURS = 168
+"""Time for which files that compaction has replaced are kept, for readers of older versions."""
 
 
 class DeltaTable:
     """Delta table. Writing requires the table's lock, reading does not."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path | str) -> None:
+        """`root` is a directory, or the URL of an object store."""
+        self.root = Path(root)
+        self.place = place_of(root)
         try:
             import deltalake
         except ImportError:
-            raise TableError("Delta needs the package deltalake: pip install 'headrace[delta]'") from None
+            raise LoadError("Delta needs the package deltalake: pip install 'headrace[delta]'") from None
         self._deltalake = deltalake
+
+    def prepare(self, columns: pyarrow.Schema, source: Source, partition_by: Sequence[str]) -> None:
+        """Do nothing: the first commit makes the table."""
 
     def state(self) -> TableState:
         """Return the committed state."""
         log = self._log()
+        if log is None and self.place.holds_files():
+            raise LoadError(f"{self.place.uri} holds files and no Delta log; give another directory")
+        return self._state_of(log)
+
+    def _state_of(self, log: DeltaLog | None) -> TableState:
         if log is None:
-            if next(self.root.glob("*=*"), None) or next(self.root.glob("*.parquet"), None):
-                raise TableError(f"{self.root} holds files and no Delta log; give another directory")
             return TableState()
         actions = pyarrow.table(log.get_add_actions(flatten=True))
         rows = actions.column("num_records").to_pylist() if actions.num_rows else []
@@ -63,18 +75,16 @@ class DeltaTable:
 
     def recover(self) -> None:
         """Remove uncommitted files of killed jobs."""
-        attempts = left_behind(self.root)
-        if not attempts:
-            return
-        committed = set(self.data_files())
-        for attempt in attempts:
-            for path in self.root.rglob(f"{attempt.id}-*.parquet"):
-                if path not in committed:
-                    path.unlink()
-            attempt.remove()
+        self.place.remove_remains(lambda: set(self._paths()))
 
     def commit(
-        self, attempt: Attempt, source: Source, positions: Mapping[str, int], partition_by: Sequence[str]
+        self,
+        attempt: AnyAttempt,
+        source: Source,
+        positions: Mapping[str, int],
+        partition_by: Sequence[str],
+        *,
+        after: TableState | None = None,
     ) -> TableState:
         """Commit an attempt's files and positions together.
 
@@ -83,12 +93,14 @@ class DeltaTable:
         """
         from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-        before = self.state()
+        log = self._log()  # One for the check and the commit: what is newer than it makes the commit fail.
+        before = self._state_of(log)
         before.check_source(source)
+        before.check_continues(after)
         files = attempt.files()
         if not files and not before.version:
-            raise TableError("the first commit of a Delta table needs a row, for its columns; there is none yet")
-        schema = self._schema(attempt, files, partition_by)
+            raise LoadError("the first commit of a Delta table needs a row, for its columns; there is none yet")
+        schema = self._schema(log, attempt, files, partition_by)
         attempt.publish(files)
         properties = self._deltalake.CommitProperties(
             app_transactions=[
@@ -96,14 +108,13 @@ class DeltaTable:
                 for key, position in sorted({**before.positions, **positions}.items())
             ]
         )
-        adds = [_add_action(self.root, file) for file in files]
+        adds = [_add_action(file, self.place.modified_ms(file)) for file in files]
         try:
-            log = self._log()
             if log is None:
                 from deltalake.transaction import create_table_with_add_actions
 
                 create_table_with_add_actions(
-                    str(self.root),
+                    self.place.uri,
                     schema,
                     adds,
                     mode="error",
@@ -118,7 +129,9 @@ class DeltaTable:
                 )
         except (CommitFailedError, TableNotFoundError) as error:
             self.recover()
-            raise ConcurrentCommitError(f"the commit to {self.root} was refused: {error}; run the job again") from error
+            raise ConcurrentCommitError(
+                f"the commit to {self.place.uri} was refused: {error}; run the job again"
+            ) from error
         attempt.remove()
         return self.state()
 
@@ -134,17 +147,37 @@ class DeltaTable:
         ]
 
     def data_files(self) -> list[Path]:
-        """Return the committed files."""
+        """Return the committed files of a directory."""
+        return [self.root / path for path in self._paths()]
+
+    def compact(self) -> int:
+        """Replace small files by larger ones, in one commit of deltalake's own; return how many were replaced.
+
+        Replaced files are deleted after a week.
+        """
+        log = self._log()
+        actions = None if log is None else pyarrow.table(log.get_add_actions())
+        if log is None or actions is None or not actions.num_rows:
+            return 0
+        paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
+        if not small_groups(list(zip(paths, sizes, strict=True))):
+            return 0
+        found = log.optimize.compact(target_size=TARGET_BYTES, max_concurrent_tasks=1)
+        if found["numFilesRemoved"]:
+            log.vacuum(retention_hours=KEPT_HOURS, dry_run=False)
+        return int(found["numFilesRemoved"])
+
+    def _paths(self) -> list[str]:
+        """Return the paths of the committed files, relative to the table."""
         log = self._log()
         if log is None:
             return []
-        paths = pyarrow.table(log.get_add_actions(flatten=True)).column("path").to_pylist()
-        return [self.root / unquote(path) for path in paths]
+        return [unquote(path) for path in pyarrow.table(log.get_add_actions(flatten=True)).column("path").to_pylist()]
 
     def _log(self) -> DeltaLog | None:
-        if not self._deltalake.DeltaTable.is_deltatable(str(self.root)):
+        if not self._deltalake.DeltaTable.is_deltatable(self.place.uri):
             return None
-        return self._deltalake.DeltaTable(str(self.root))
+        return self._deltalake.DeltaTable(self.place.uri)
 
     def _positions(self, log: DeltaLog, source: Source | None) -> dict[str, int]:
         """Return the positions, read for one partition after the other, from 0 without gaps."""
@@ -157,20 +190,19 @@ class DeltaTable:
             positions[key] = found
         return positions
 
-    def _schema(self, attempt: Attempt, files: Sequence[DataFile], partition_by: Sequence[str]) -> Any:
+    def _schema(
+        self, log: DeltaLog | None, attempt: AnyAttempt, files: Sequence[DataFile], partition_by: Sequence[str]
+    ) -> Any:
         """Return the columns of the table: those of a file, and the partition columns, which are strings.
 
         Columns that are new in the files are added to the log, in which they are null for older rows.
         """
-        log = self._log()
-        columns = parquet.read_schema(attempt.data / files[0].staged).remove_metadata() if files else None
+        columns = attempt.columns(files[0]).remove_metadata() if files else None
         if log is not None:
             known = {field.name for field in log.schema().fields}
             new = [field for field in columns or () if field.name not in known]
             if new:
                 log.alter.add_columns(self._deltalake.Schema.from_arrow(pyarrow.schema(new)).fields)
-                log = self._log()
-                assert log is not None, "it was there"
             return log.schema()
         assert columns is not None, "the first commit has a row"
         for name in partition_by:
@@ -185,15 +217,14 @@ def _application(source: Source, key: str) -> str:
 def _source_of(log: DeltaLog) -> Source | None:
     description = log.metadata().description or ""
     if not description.startswith(DESCRIPTION):
-        raise TableError("the Delta table was not made by a load job; give another directory")
+        raise LoadError("the Delta table was not made by a load job; give another directory")
     return Source(*json.loads(description.removeprefix(DESCRIPTION)))
 
 
-def _add_action(root: Path, file: DataFile) -> Any:
+def _add_action(file: DataFile, modified_ms: int) -> Any:
     from deltalake.transaction import AddAction
 
     parts = [part.partition("=") for part in Path(file.path).parent.parts]
     values = {name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value) for name, _, value in parts}
-    modified_ms = int((root / file.path).stat().st_mtime * 1000)
     stats = json.dumps({"numRecords": file.rows})
     return AddAction(file.path, file.bytes, values, modified_ms, True, stats)

@@ -5,7 +5,7 @@
 
 A commit has these steps, and a job may be killed between any two:
 
-1. Spark writes the attempt; its files are synced.
+1. The job writes the attempt; its files are synced.
 2. The manifest is written next to them and synced.
 3. **The manifest is linked to its number.** An existing link is an error, not overwritten, so that only one of two jobs
    gets the number. From then on rows and positions are committed; before, neither is.
@@ -15,12 +15,17 @@ A commit has these steps, and a job may be killed between any two:
 The next job repeats 4 and 5 for an attempt that a manifest names, and removes any other. A reader of the directory
 therefore sees no uncommitted and no duplicate rows, and misses rows of the last commit only during step 4; a reader
 of `data_files` misses none.
+
+`compact` commits larger files with the rows of small ones in the same way. Its manifest lists all files of the table,
+so that no older one is read any more, and those that it replaces, which are deleted in step 4 before the others are
+renamed. Manifests before it are deleted after a day: until then a job that is late cannot take their numbers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import posixpath
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -30,11 +35,17 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from headrace.client.loading.tables.attempts import META, Attempt, DataFile, left_behind, sync
-from headrace.client.loading.tables.errors import ConcurrentCommitError, TableError
+from headrace.client.loading.tables.attempts import META, Attempt, DataFile, begin, left_behind, sync
+from headrace.client.loading.tables.compaction import merge_files, small_groups
+from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
+from headrace.client.loading.tables.places import AnyAttempt, LocalPlace
 from headrace.client.loading.tables.state import Source, TableState, conflict
 
 MANIFEST_FORMAT = 1
+COMPACTED_FORMAT = 2
+"""Format of a manifest with `replaces`."""
+KEPT_SECONDS = 86_400.0
+"""Age at which a manifest before that of a compaction is deleted."""
 
 
 class ParquetTable:
@@ -42,14 +53,18 @@ class ParquetTable:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.place = LocalPlace(root)
         self._manifests = root / META / "manifests"
+
+    def prepare(self, columns: pyarrow.Schema, source: Source, partition_by: Sequence[str]) -> None:
+        """Do nothing: the first commit makes the table."""
 
     def state(self) -> TableState:
         """Return the committed state."""
         numbers = self._numbers()
         if not numbers:
             if next(self.root.glob("*=*"), None) or next(self.root.glob("*.parquet"), None):
-                raise TableError(f"{self.root} holds files that no load job wrote; give another directory")
+                raise LoadError(f"{self.root} holds files that no load job wrote; give another directory")
             return TableState()
         last = self._read(numbers[-1])
         return TableState(
@@ -68,19 +83,27 @@ class ParquetTable:
         committed = {manifest["attempt"]: manifest for manifest in map(self._read, self._numbers())}
         for attempt in attempts:
             if attempt.id in committed:
-                attempt.publish(_files_of(committed[attempt.id]))
+                self._publish(attempt, committed[attempt.id])
             attempt.remove()
 
     def commit(
-        self, attempt: Attempt, source: Source, positions: Mapping[str, int], partition_by: Sequence[str]
+        self,
+        attempt: AnyAttempt,
+        source: Source,
+        positions: Mapping[str, int],
+        partition_by: Sequence[str],
+        *,
+        after: TableState | None = None,
     ) -> TableState:
         """Commit an attempt's files and positions together.
 
         Raises:
             ConcurrentCommitError: If another job committed since `state`; nothing of this attempt is in the table.
         """
+        assert isinstance(attempt, Attempt), "a Parquet table is in a directory"
         before = self.state()
         before.check_source(source)
+        before.check_continues(after)
         files = attempt.files()
         totals = {
             "rows": before.rows + sum(file.rows for file in files),
@@ -107,8 +130,8 @@ class ParquetTable:
         for number in reversed(self._numbers()):
             manifest = self._read(number)
             if files := _files_of(manifest):
-                place = self.root / files[0].path
-                staged = Attempt(self.root, manifest["attempt"]).data / files[0].staged
+                place = self.root / files[-1].path
+                staged = Attempt(self.root, manifest["attempt"]).data / files[-1].staged
                 known = {each.name: each.type for each in parquet.read_schema(place if place.exists() else staged)}
                 return [
                     conflict(each.name, each.type, known[each.name])
@@ -120,12 +143,77 @@ class ParquetTable:
     def data_files(self) -> list[Path]:
         """Return the current paths of the committed files; those of the last commit may still be in their attempt."""
         found = []
-        for manifest in map(self._read, self._numbers()):
-            attempt = Attempt(self.root, manifest["attempt"])
-            for file in _files_of(manifest):
-                place = self.root / file.path
-                found.append(place if place.exists() else attempt.data / file.staged)
+        for attempt_id, file in self._current():
+            place = self.root / file.path
+            found.append(place if place.exists() else Attempt(self.root, attempt_id).data / file.staged)
         return found
+
+    def compact(self) -> int:
+        """Replace small files by larger ones, in one commit; return how many were replaced.
+
+        Raises:
+            ConcurrentCommitError: If another job committed meanwhile; nothing has changed.
+        """
+        before = self.state()
+        files = [file for _, file in self._current()]
+        groups = small_groups([(file.path, file.bytes) for file in files])
+        if not groups:
+            return 0
+        assert before.source is not None, "it has files"
+        attempt = begin(self.root)
+        try:
+            after = self._merged(attempt, files, groups)
+        except BaseException:
+            attempt.remove()
+            raise
+        replaced = [path for group in groups for path in group]
+        totals = {"rows": before.rows, "bytes": sum(file.bytes for file in after), "files": len(after)}
+        manifest = {
+            "manifest": COMPACTED_FORMAT,
+            "attempt": attempt.id,
+            "committed_at_ms": time.time_ns() // 1_000_000,
+            "source": asdict(before.source),
+            "partition_by": list(before.partition_by),
+            "positions": dict(before.positions),
+            "totals": totals,
+            "files": [asdict(file) for file in after],
+            "replaces": replaced,
+        }
+        self._link(attempt, before.version + 1, manifest)
+        self._publish(attempt, manifest)
+        attempt.remove()
+        for number in self._numbers():
+            path = self._path(number)
+            if number <= before.version and time.time() - path.stat().st_mtime > KEPT_SECONDS:
+                path.unlink()
+        return len(replaced)
+
+    def _merged(self, attempt: Attempt, files: Sequence[DataFile], groups: Sequence[Sequence[str]]) -> list[DataFile]:
+        """Write one file for each group into the attempt; return all files, a merged one in the place of its newest."""
+        merged: dict[str, str] = {}
+        for group in groups:
+            with attempt.new_file(posixpath.dirname(group[0])) as stream:
+                merge_files([str(self.root / path) for path in group], stream)
+                merged[Path(stream.name).relative_to(attempt.data).as_posix()] = group[-1]
+        written = {merged[file.staged]: file for file in attempt.files()}
+        gone = {path for group in groups for path in group}
+        return [written.get(file.path, file) for file in files if file.path in written or file.path not in gone]
+
+    def _publish(self, attempt: Attempt, manifest: Mapping[str, Any]) -> None:
+        """Delete the files that a commit has replaced, then rename its own. Repeated until it is done."""
+        for path in manifest.get("replaces", ()):
+            (self.root / path).unlink(missing_ok=True)
+        attempt.publish(_files_of(manifest))
+
+    def _current(self) -> list[tuple[str, DataFile]]:
+        """Return the committed files, the oldest first, each with the attempt that has it until it is published."""
+        newest_first: list[tuple[str, DataFile]] = []
+        for number in reversed(self._numbers()):
+            manifest = self._read(number)
+            newest_first += [(manifest["attempt"], file) for file in reversed(_files_of(manifest))]
+            if "replaces" in manifest:
+                break
+        return newest_first[::-1]
 
     def _link(self, attempt: Attempt, number: int, manifest: Mapping[str, Any]) -> None:
         """Commit the manifest atomically, or raise an error."""
@@ -135,7 +223,7 @@ class ParquetTable:
         written.write_text(json.dumps(manifest, indent=1))
         sync(written)
         try:
-            os.link(written, self._manifests / f"{number:020d}.json")
+            os.link(written, self._path(number))
         except FileExistsError:
             attempt.remove()
             raise ConcurrentCommitError(f"another job has committed to {self.root}; run this one again") from None
@@ -149,11 +237,14 @@ class ParquetTable:
             return []
         return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
 
+    def _path(self, number: int) -> Path:
+        return self._manifests / f"{number:020d}.json"
+
     def _read(self, number: int) -> dict[str, Any]:
-        path = self._manifests / f"{number:020d}.json"
+        path = self._path(number)
         manifest: dict[str, Any] = json.loads(path.read_text())
-        if manifest["manifest"] != MANIFEST_FORMAT:
-            raise TableError(f"{path} has format {manifest['manifest']}: it was written by a newer release")
+        if manifest["manifest"] not in {MANIFEST_FORMAT, COMPACTED_FORMAT}:
+            raise LoadError(f"{path} has format {manifest['manifest']}: it was written by a newer release")
         return manifest
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow
 
-from headrace.client.loading.tables.attempts import Attempt
-from headrace.client.loading.tables.errors import OtherSourceError, TableError
+from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError, OtherSourceError
+
+if TYPE_CHECKING:
+    from headrace.client.loading.tables.places import AnyAttempt, TablePlace
+
+TARGET_BYTES = 128 << 20
+"""Size of a file from which it is not made larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +58,23 @@ class TableState:
                 f"the table holds the records of {self.source}, not of {source}; give another directory"
             )
 
+    def check_continues(self, after: TableState | None) -> None:
+        """Check that the positions are still those of `after`.
+
+        Raises:
+            ConcurrentCommitError: If they are not.
+        """
+        if after is not None and dict(self.positions) != dict(after.positions):
+            raise ConcurrentCommitError("another load has committed to the table meanwhile; run this one again")
+
     def check_partitioning(self, partition_by: Sequence[str]) -> None:
         """Check that the table is empty or has directories by these columns.
 
         Raises:
-            TableError: If it has others.
+            LoadError: If it has others.
         """
         if self.version and self.partition_by != tuple(partition_by):
-            raise TableError(
+            raise LoadError(
                 f"the table has directories by {', '.join(self.partition_by)}, not by {', '.join(partition_by)}; "
                 "give these, or another directory"
             )
@@ -76,6 +90,13 @@ class StoredTable(Protocol):
 
     root: Path
 
+    @property
+    def place(self) -> TablePlace:
+        """Where its files are."""
+
+    def prepare(self, columns: pyarrow.Schema, source: Source, partition_by: Sequence[str]) -> None:
+        """Do what the first attempt needs; rows and positions are committed by `commit` only."""
+
     def recover(self) -> None:
         """Complete or undo the work of a killed job."""
 
@@ -83,9 +104,22 @@ class StoredTable(Protocol):
         """Return the committed state."""
 
     def commit(
-        self, attempt: Attempt, source: Source, positions: Mapping[str, int], partition_by: Sequence[str]
+        self,
+        attempt: AnyAttempt,
+        source: Source,
+        positions: Mapping[str, int],
+        partition_by: Sequence[str],
+        *,
+        after: TableState | None = None,
     ) -> TableState:
         """Commit an attempt's files and positions together; return the table's new state.
+
+        Args:
+            attempt: with the files.
+            source: of all rows of the table.
+            positions: after the rows.
+            partition_by: columns of the directories.
+            after: state at whose positions the rows begin; without a lock, those of the table may be others now.
 
         Raises:
             ConcurrentCommitError: If another job committed first; nothing of this attempt is in the table.
@@ -96,3 +130,6 @@ class StoredTable(Protocol):
 
     def data_files(self) -> list[Path]:
         """Return the current paths of the files whose rows are committed."""
+
+    def compact(self) -> int:
+        """Replace small files by larger ones with the same rows, in one commit; return how many were replaced."""
