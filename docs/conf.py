@@ -38,6 +38,7 @@ NAVIGATION = {
             "docs/guides/typed-topics",
             "docs/guides/sql",
             "docs/guides/spark",
+            "docs/guides/load",
             "docs/guides/jobs",
             "docs/guides/workload-report",
         ],

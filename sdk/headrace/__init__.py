@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     from headrace.client.handlers.work_queue import RetryPolicy as RetryPolicy
     from headrace.client.interceptors.interceptor import ProducedBatch as ProducedBatch
     from headrace.client.interceptors.interceptor import ProducerInterceptor as ProducerInterceptor
+    from headrace.client.loading.load import load as load
+    from headrace.client.loading.progress import LoadedTopic as LoadedTopic
+    from headrace.client.loading.progress import LoadProgress as LoadProgress
+    from headrace.client.loading.progress import PartitionProgress as PartitionProgress
+    from headrace.client.loading.tables.errors import ConcurrentCommitError as ConcurrentCommitError
+    from headrace.client.loading.tables.errors import LoadError as LoadError
+    from headrace.client.loading.tables.errors import OtherSourceError as OtherSourceError
+    from headrace.client.loading.tables.errors import TableBusyError as TableBusyError
     from headrace.client.mirror.copying import CopyState as CopyState
     from headrace.client.mirror.mirrors import Mirrors as Mirrors
     from headrace.client.mirror.promote import PromotedTopic as PromotedTopic
@@ -157,6 +165,14 @@ _NAMES = {
     "headrace.client.interceptors.interceptor": (
         "ProducedBatch",
         "ProducerInterceptor",
+    ),
+    "headrace.client.loading.load": ("load",),
+    "headrace.client.loading.progress": ("LoadProgress", "LoadedTopic", "PartitionProgress"),
+    "headrace.client.loading.tables.errors": (
+        "ConcurrentCommitError",
+        "LoadError",
+        "OtherSourceError",
+        "TableBusyError",
     ),
     "headrace.client.opened.directory": ("LogDirectory", "open"),
     "headrace.client.mirror.copying": ("CopyState",),

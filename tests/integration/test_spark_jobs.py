@@ -17,7 +17,7 @@ from pathlib import Path
 import headrace
 import pyarrow.parquet
 import pytest
-from headrace.client.loading.tables.errors import OtherSourceError, TableError
+from headrace.client.loading.tables.errors import LoadError, OtherSourceError
 from headrace.client.loading.tables.state import StoredTable
 from spark_jobs.access_log import describe, load_files, parsed_topic
 from spark_jobs.audit import Audit, run_audit, summary_of
@@ -106,6 +106,30 @@ def test_a_topic_becomes_a_table_record_by_record(jobs, servers, topic, tmp_path
     assert third.table_bytes == sum(path.stat().st_size for path in table.data_files())
     (answer,) = ask(jobs, table, ["SELECT event_hour, count(*) FROM records GROUP BY 1 ORDER BY 1"])
     assert answer.rows == [["2023-11-15-12", 180], ["2023-11-15-13", 90]]
+
+
+@pytest.mark.parametrize("table_format", list(TableFormat))
+def test_loads_with_and_without_spark_continue_each_other(jobs, servers, topic, tmp_path, table_format):
+    """One table: the same columns, directories, positions; Spark reads all of it, also what was compacted."""
+    wanted = Load(topic, tmp_path / "table", servers, table_format)
+    without_spark = {"to": wanted.table, "format": table_format.value, "bootstrap_servers": servers}
+    send(servers, topic, 10)
+    load_topic(jobs, wanted, QUIET)
+    for number in range(10, 26):
+        send(servers, topic, 1, first=number)
+        (summary,) = headrace.load(topic, **without_spark)
+        assert (summary.rows, summary.lost) == (3, 0)
+    send(servers, topic, 4, first=26)
+    after = load_topic(jobs, wanted, QUIET)
+    assert (after.rows, after.table_rows, after.lag) == (12, 90, 0)
+    assert after.table_files < 16
+    table = open_table(wanted.table, table_format)
+    assert rows_of(table) == expected(30)
+    sql = "SELECT count(*), count(DISTINCT partition, offset), min(timestamp), max(string(value)) FROM records"
+    (answer,) = ask(jobs, table, [sql])
+    assert answer.rows[0][:2] == [90, 90]
+    assert answer.rows[0][3] == "2:9"
+    assert (summary.partitions[0].position, after.positions["0"]) == (26, 30)
 
 
 def test_records_removed_by_retention_are_reported_and_not_skipped(jobs, servers, topic, tmp_path):
@@ -484,7 +508,7 @@ def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic
     send_rows(servers, typed_topic, range(110, 112))
     with pytest.raises(JobError, match=r"column user is .* now, and .* in the table: cast it by --select"):
         load_topic(jobs, wanted, QUIET)
-    with pytest.raises(TableError, match="the table has directories by page, not by user"):
+    with pytest.raises(LoadError, match="the table has directories by page, not by user"):
         load_topic(jobs, replace(wanted, partition_by=("user",)), QUIET)
     with pytest.raises(JobError, match="--partition-by pages: the table has the columns"):
         load_topic(jobs, replace(wanted, partition_by=("pages",), table=tmp_path / "other"), QUIET)

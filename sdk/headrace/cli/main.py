@@ -30,6 +30,7 @@ from headrace.cli.grant import commands as grant
 from headrace.cli.group import commands as group
 from headrace.cli.help_topics import help_command
 from headrace.cli.issuer import commands as issuer
+from headrace.cli.load import commands as load
 from headrace.cli.mirror import commands as mirror
 from headrace.cli.partition import commands as partition
 from headrace.cli.promote import commands as promote
@@ -68,6 +69,7 @@ app.command("consume")(consume.consume)
 app.command("sql")(sql.sql)
 app.command("fetch")(fetch.fetch)
 app.command("promote")(promote.promote)
+app.command("load")(load.load)
 app.add_typer(table.app, name="table")
 app.add_typer(group.app, name="group")
 app.add_typer(mirror.app, name="mirror")

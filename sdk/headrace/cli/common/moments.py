@@ -1,4 +1,4 @@
-"""Times and lifetimes of users, keys and grants, for people. Pure, except for the clock of `after`."""
+"""Times and lifetimes for people, of users, keys, grants and reads. Pure, except for the clock of `after`."""
 
 import time
 from datetime import UTC, datetime
@@ -42,3 +42,22 @@ def lifetime_ms(text: str | None, option: str = "--expires") -> int:
 def after(lifetime: int) -> int:
     """Return the time in ms since 1970 at which a lifetime that begins now ends; 0 if the lifetime is 0."""
     return time.time_ns() // 1_000_000 + lifetime if lifetime else 0
+
+
+def offset_or_time(text: str | None, option: str) -> int | datetime | None:
+    """Parse the value of `option`: an offset, or a time in ISO 8601, without a zone in UTC.
+
+    Raises:
+        UsageProblem: If it is neither.
+    """
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageProblem(
+            f"{option} {text!r} is neither an offset nor a time, for example 2026-11-21T10:00Z"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

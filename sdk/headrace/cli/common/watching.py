@@ -49,6 +49,11 @@ class Screen:
         self._redraws = sys.stdout.isatty() and not self._is_document
         self._last: str | None = None
 
+    @property
+    def is_redrawn(self) -> bool:
+        """Whether a report replaces the previous one."""
+        return self._redraws
+
     def draw(self, report: Report) -> None:
         """Draw a report, unless it is the same as before."""
         if self._output is OutputFormat.JSON:

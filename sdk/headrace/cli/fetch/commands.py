@@ -1,14 +1,14 @@
 """`headrace fetch`: a topic of a cluster as a directory."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from headrace.cli.common.moments import offset_or_time
 from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
-from headrace.cli.common.session import Session, UsageProblem, command
+from headrace.cli.common.session import Session, command
 
 _COLUMNS = (
     Column("PARTITION", "partition"),
@@ -44,20 +44,8 @@ def fetch(session: Session, *, topic: Topic, directory: Target, until: Until = N
     """
     from headrace.client.opened.fetched import fetch as copy
 
-    found = copy(topic, directory, until=_end(until), **session.settings())
+    found = copy(topic, directory, until=offset_or_time(until, "--until"), **session.settings())
     rows: list[dict[str, JsonValue]] = [each._asdict() for each in found]
     session.show(
         Report({"topic": topic, "directory": str(directory), "partitions": rows}, (TableSection(_COLUMNS, rows),))
     )
-
-
-def _end(text: str | None) -> int | datetime | None:
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageProblem(f"--until {text!r} is neither an offset nor a time, for example 2026-11-21T10:00Z") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

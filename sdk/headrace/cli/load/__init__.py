@@ -1,0 +1,1 @@
+"""`headrace load`: topics as tables of files."""

@@ -1,0 +1,278 @@
+"""`headrace.load`: topics as tables of Parquet, Delta or Iceberg, by this process alone.
+
+headrace.load("clicks", to="/data/clicks")                    # what there is now; the next call continues
+headrace.load("clicks", to="s3://lake/clicks", format="delta", follow=True, stop=event)
+
+Each commit of a table has rows and the positions after them, so that every record is in it once, whatever is killed
+when.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, Unpack
+
+from headrace.client.admin.admin import Admin
+from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.errors import ConfigError, LogTruncationError, TopicRecreatedError
+from headrace.client.base.settings_types import AdminSettings
+from headrace.client.consumer.consumer import Consumer
+from headrace.client.loading.progress import LoadedTopic, Progress
+from headrace.client.loading.tables.errors import LoadError, is_full
+from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError
+from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.loading.topic_load import TopicLoad
+
+FORMATS = ("parquet", "delta", "iceberg")
+EVERY_SECONDS = 5.0
+MAX_BYTES = 256 << 20
+POLL_SECONDS = 0.25
+"""Maximum wait for records, after which `stop` is looked at."""
+TOLD_SECONDS = 10.0
+"""Interval at which `progress` is called without commits, so that a supervisor sees the lag."""
+LOOK_SECONDS = 30.0
+"""Interval at which new partitions are looked for."""
+FETCH_BYTES = 4 << 20
+PREFETCH_BYTES = 8 << 20
+"""What is read ahead must fit into a small process."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Options of a load; see `load`."""
+
+    format: str
+    catalog: str
+    partition_by: tuple[str, ...]
+    every: float
+    max_bytes: int
+    accept_data_loss: bool
+
+
+def load(
+    *topics: str,
+    to: str | os.PathLike[str],
+    format: Literal["parquet", "delta", "iceberg"] = "parquet",
+    catalog: str = "",
+    partition_by: Sequence[str] = ("event_hour",),
+    follow: bool = False,
+    every: float = EVERY_SECONDS,
+    max_bytes: int = MAX_BYTES,
+    until: int | datetime | None = None,
+    accept_data_loss: bool = False,
+    on_corrupt_batch: Literal["fail", "skip"] = "fail",
+    stop: threading.Event | None = None,
+    progress: Progress | None = None,
+    **settings: Unpack[AdminSettings],
+) -> list[LoadedTopic]:
+    """Load topics into tables, each from where its table ends, and return a summary for each.
+
+    Rows and positions are committed together: if the process is killed, the next load continues without a gap or a
+    duplicate. A typed topic's table has its columns and `_partition`, `_offset`, `_timestamp`, `_key`; that of another
+    topic has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `headers`. Tables of Parquet and of Delta are
+    those of `spark_jobs.load`, which can continue them.
+
+    Args:
+        topics: names of topics.
+        to: directory or URL of the table (`s3://` for Delta); of several topics, each has a table of its name in it.
+        format: of the tables. Delta needs `headrace[delta]`, Iceberg `headrace[iceberg]`.
+        catalog: of Iceberg: name of a catalog in pyiceberg's configuration; `to` is the table's name in it,
+            `namespace.table`, or of several topics the namespace. Empty: a catalog in the directory.
+        partition_by: columns by whose values the table has directories; `event_hour` is the hour of the record's time.
+        follow: load new records until `stop` is set; otherwise, what there is at the beginning.
+        every: maximum time in seconds for which rows wait for their commit, when following.
+        max_bytes: size of rows in memory terms from which they are committed.
+        until: end of the load in each partition: an offset, or the time of the first record that is not loaded.
+        accept_data_loss: continue where the log begins if retention removed records that were not loaded.
+        on_corrupt_batch: whether a batch that cannot be decoded ends the load, or is skipped and logged.
+        stop: ends the load from another thread; what was read is committed.
+        progress: called after each commit, and when following also every 10 seconds without one.
+        settings: see `AdminConfig`.
+
+    Raises:
+        LoadError: If a table is in use, has another source or other columns, or cannot be written; or records were
+            removed before they were loaded.
+        CorruptBatchError: If a batch cannot be decoded.
+        UnknownTopicError: If a topic does not exist.
+        NoBrokersAvailableError: If no address responded.
+    """
+    build(AdminConfig, settings)
+    if not topics or len(set(topics)) < len(topics):
+        raise ConfigError("name the topics to load, each once")
+    if format not in FORMATS:
+        raise ConfigError(f"format={format!r} is not one of {', '.join(FORMATS)}")
+    if until is not None and follow:
+        raise ConfigError("until and follow exclude each other: a load that follows has no end")
+    try:
+        from headrace.client.loading.topic_load import TopicLoad
+    except ImportError as error:
+        raise ConfigError(f"loading needs {error.name}", action="Run `pip install 'headrace[load]'`.") from error
+    options = LoadOptions(format, catalog, tuple(partition_by), every, max_bytes, accept_data_loss)
+    started = time.monotonic()
+    with _explained(os.fspath(to)), ExitStack() as stack:
+        admin = stack.enter_context(Admin(**settings))
+        loads = [
+            TopicLoad(admin, topic, _target(os.fspath(to), topic, options, len(topics)), options, stack)
+            for topic in topics
+        ]
+        consumer = Consumer(
+            auto_offset_reset="error",
+            fetch_max_bytes=FETCH_BYTES,
+            max_poll_bytes=FETCH_BYTES,
+            prefetch_bytes=PREFETCH_BYTES,
+            on_corrupt_batch=on_corrupt_batch,
+            **settings,
+        )
+        stack.callback(consumer.close)
+        loading = _Loading(consumer, loads, options, progress)
+        loading.run(None if follow else _ends(admin, topics, until), stop or threading.Event())
+        summaries = [each.finish() for each in loads]
+    for summary in summaries:
+        summary.seconds = round(time.monotonic() - started, 3)
+    return summaries
+
+
+class _Loading:
+    """Reads all topics with one consumer. One thread."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        loads: Sequence[TopicLoad],
+        options: LoadOptions,
+        progress: Progress | None,
+    ) -> None:
+        self._consumer = consumer
+        self._loads = {each.topic: each for each in loads}
+        self._options = options
+        self._progress = progress
+        self._looked_at = 0.0
+        self._told_at = time.monotonic()
+
+    def run(self, ends: Mapping[TopicPartition, int] | None, stop: threading.Event) -> None:
+        """Load up to `ends`, or with `None` until `stop`; then commit what was read."""
+        self._assign()
+        since: float | None = None
+        while not stop.is_set() and not self._is_at(ends):
+            self._read(ends)
+            now = time.monotonic()
+            if since is None and any(each.rows for each in self._loads.values()):
+                since = now
+            is_late = ends is None and since is not None and now - since >= self._options.every
+            if is_late or sum(each.bytes for each in self._loads.values()) >= self._options.max_bytes:
+                self._commit()
+                since = None
+            if ends is None and now - self._looked_at >= LOOK_SECONDS:
+                self._assign()
+            if ends is None:
+                self._tell()
+        self._commit()
+
+    def _assign(self) -> None:
+        """Read all partitions of the topics, also new ones, from where they are loaded to."""
+        self._looked_at = time.monotonic()
+        wanted = {}
+        for topic, each in self._loads.items():
+            if set(each.offsets("latest")) != set(each.positions):
+                each.starts()
+            wanted.update({TopicPartition(topic, number): at for number, at in each.positions.items()})
+        if set(wanted) != set(self._consumer.assignment()):
+            self._consumer.assign(wanted)
+
+    def _read(self, ends: Mapping[TopicPartition, int] | None) -> None:
+        try:
+            batch = self._consumer.poll(POLL_SECONDS)
+        except OffsetOutOfRangeError:
+            # Retention has removed records meanwhile: an error, or a loss that was accepted.
+            for topic, each in self._loads.items():
+                for number, at in each.starts().items():
+                    self._consumer.seek(TopicPartition(topic, number), at)
+            return
+        for decoded in batch.decoded_batches:
+            self._loads[decoded.source.topic].add(decoded, None if ends is None else ends[decoded.source])
+        for where in self._consumer.assignment():
+            at = self._consumer.position(where)
+            if ends is not None and at >= ends[where]:
+                self._consumer.pause(where)
+                at = max(ends[where], self._loads[where.topic].positions[where.partition])
+            self._loads[where.topic].positions[where.partition] = at
+
+    def _is_at(self, ends: Mapping[TopicPartition, int] | None) -> bool:
+        return ends is not None and all(
+            self._loads[where.topic].positions[where.partition] >= end for where, end in ends.items()
+        )
+
+    def _commit(self) -> None:
+        for each in self._loads.values():
+            committed = each.commit()
+            if committed is not None and self._progress is not None:
+                self._told_at = time.monotonic()
+                self._progress(committed)
+
+    def _tell(self) -> None:
+        """Tell that there was no commit for a while."""
+        if self._progress is not None and time.monotonic() - self._told_at >= TOLD_SECONDS:
+            self._told_at = time.monotonic()
+            for each in self._loads.values():
+                self._progress(each.progress())
+
+
+def _target(to: str, topic: str, options: LoadOptions, topics: int) -> str:
+    if topics == 1:
+        return to
+    return f"{to}.{topic}" if options.catalog else f"{to.rstrip('/')}/{topic}"
+
+
+def _offsets(admin: Admin, topic: str, at: str | datetime) -> dict[int, int]:
+    return {where.partition: found.offset for where, found in admin.list_offsets(topic, at).items()}
+
+
+def _ends(admin: Admin, topics: Sequence[str], until: int | datetime | None) -> dict[TopicPartition, int]:
+    ends = {}
+    for topic in topics:
+        latest = _offsets(admin, topic, "latest")
+        if isinstance(until, datetime):
+            before = _offsets(admin, topic, until)
+            latest = {number: min(end, before[number]) for number, end in latest.items()}
+        elif until is not None:
+            latest = {number: min(end, until) for number, end in latest.items()}
+        ends.update({TopicPartition(topic, number): end for number, end in latest.items()})
+    return ends
+
+
+@contextmanager
+def _explained(to: str) -> Iterator[None]:
+    """Raise errors with the next step of a load."""
+    try:
+        yield
+    except CorruptBatchError as error:
+        error.action = "Run it with --skip-corrupt to continue behind it, or restore the partition."
+        raise
+    except TopicRecreatedError as error:
+        raise LoadError(f"{error.message}; nothing of the new topic was loaded. Load it into another table") from error
+    except LogTruncationError as error:
+        raise LoadError(f"{error.message}; the table may have them. Load into another table") from error
+    except HeadraceError:
+        raise
+    except Exception as error:
+        if is_full(error):
+            raise LoadError(
+                f"no space is left at {to}: nothing of this commit is in the table; free some and run the load again, "
+                "which continues"
+            ) from error
+        if type(error).__module__.partition(".")[0] in {
+            "deltalake",
+            "pyiceberg",
+            "pyarrow",
+            "sqlalchemy",
+        } or isinstance(error, OSError):
+            raise LoadError(f"{to}: {' '.join(str(error).split())}; run the load again, which continues") from error
+        raise

@@ -1,0 +1,64 @@
+"""Results of a load, for its caller. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+
+class PartitionProgress(NamedTuple):
+    """How far one partition is loaded."""
+
+    partition: int
+    position: int
+    """First offset that is not in the table, once what was read is committed."""
+    lag_records: int | None
+    """Records behind it; `None` if it is not known."""
+    lag_ms: int | None
+    """Age of the newest record that was read, in ms; 0 without lag, `None` if none was read yet."""
+
+
+class LoadProgress(NamedTuple):
+    """One commit, or that there was none for a while."""
+
+    topic: str
+    rows: int
+    """Number of new rows; 0 if there was no commit."""
+    files: int
+    """Number of new files."""
+    seconds: float
+    """Duration of the commit, in which nothing is read; with the compaction that followed."""
+    partitions: tuple[PartitionProgress, ...]
+
+
+@dataclass(slots=True)
+class LoadedTopic:
+    """Result of a load of one topic."""
+
+    topic: str
+    table: str
+    format: str
+    commits: int = 0
+    rows: int = 0
+    bytes: int = 0
+    """Size of the new files."""
+    files: int = 0
+    compacted: int = 0
+    """Number of small files that were replaced by larger ones."""
+    lost: int = 0
+    """Records that retention removed before they were loaded; only with `accept_data_loss`."""
+    partitions: tuple[PartitionProgress, ...] = ()
+    table_rows: int = 0
+    table_bytes: int = 0
+    table_files: int = 0
+    seconds: float = 0.0
+
+    @property
+    def lag_records(self) -> int:
+        """Records of the topic that are not in the table, as far as known."""
+        return sum(each.lag_records or 0 for each in self.partitions)
+
+
+Progress: TypeAlias = Callable[[LoadProgress], object]
+"""Called after each commit, and every 10 seconds without one if the load follows."""

@@ -1,0 +1,351 @@
+"""`headrace.load` of topics in a directory: what is in the tables, and what is said if it cannot be."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+
+import duckdb
+import headrace
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable as DeltaLog
+from headrace.client.base.errors import ConfigError
+from headrace.client.loading import topic_load
+from headrace.client.loading.formats import LoadFormat, open_table
+from headrace.client.loading.tables.iceberg_table import IcebergTable
+from pyarrow import parquet
+
+FORMATS = ("parquet", "delta", "iceberg")
+VISITS = "page string required, user int64, ts timestamp[ms, UTC]"
+AT_MS = 1_763_719_200_000  # 2025-11-21 10:00 UTC
+DEADLINE_SECONDS = 60
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def log(headrace_directory):
+    headrace_directory.admin.create_topic("clicks", partitions=3)
+    headrace_directory.admin.create_topic("visits", columns=VISITS)
+    return headrace_directory
+
+
+@pytest.fixture
+def loaded(log, tmp_path):
+    """Loads topics of the directory into `tmp_path / "table"`."""
+
+    def run(*topics, to=tmp_path / "table", **options):
+        return headrace.load(*(topics or ("clicks",)), to=to, bootstrap_servers=log.bootstrap_servers, **options)
+
+    return run
+
+
+def send(log, first, count, at_ms=AT_MS):
+    with log.producer() as producer:
+        for number in range(first, first + count):
+            headers = [("trace", b"x")] if number % 2 else []
+            producer.send("clicks", b"%d" % number, key=b"k", partition=number % 3, headers=headers, timestamp_ms=at_ms)
+
+
+def visit(log, rows, topic="visits"):
+    with log.producer() as producer:
+        producer.send_table(topic, pa.Table.from_pylist(rows))
+
+
+def table_of(tmp_path, table_format, *, is_typed=False, name="table"):
+    return open_table(str(tmp_path / name), LoadFormat(table_format), "", is_typed=is_typed)
+
+
+def read(tmp_path, table_format, name="table"):
+    """Read a table by a reader of its format: DuckDB, deltalake, pyiceberg."""
+    where = tmp_path / name
+    if table_format == "parquet":
+        with duckdb.connect() as connection:
+            connection.execute("set timezone = 'UTC'")
+            options = "union_by_name=true, hive_types_autocast=false"
+            return connection.sql(f"from read_parquet('{where}/*/*.parquet', {options})").to_arrow_table()
+    if table_format == "delta":
+        return pa.table(DeltaLog(str(where)).to_pyarrow_table())
+    return IcebergTable(where)._table().scan().to_arrow()
+
+
+def numbers(found):
+    return sorted(int(value) for value in found["value"].to_pylist())
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_each_load_continues_the_table(log, loaded, tmp_path, table_format):
+    """Rows have the columns of the Spark job, and headers; a load without new records commits nothing."""
+    send(log, 0, 30)
+    (first,) = loaded(format=table_format)
+    send(log, 30, 12)
+    (second,) = loaded(format=table_format)
+    (third,) = loaded(format=table_format)
+    assert [(each.commits, each.rows, each.table_rows) for each in (first, second, third)] == [
+        (1, 30, 30),
+        (1, 12, 42),
+        (0, 0, 42),
+    ]
+    found = read(tmp_path, table_format)
+    assert numbers(found) == list(range(42))
+    row = min(found.to_pylist(), key=lambda row: (row["partition"], row["offset"]))
+    assert row["timestamp"] == datetime(2025, 11, 21, 10, tzinfo=UTC)
+    assert (row["key"], row["value"], row["topic"], row["partition"], row["offset"]) == (b"k", b"0", "clicks", 0, 0)
+    assert sum(bool(headers) for headers in found["headers"].to_pylist()) == 21
+    assert dict(table_of(tmp_path, table_format).state().positions) == {"0": 14, "1": 14, "2": 14}
+    if table_format != "iceberg":
+        assert set(found["event_hour"].to_pylist()) == {"2025-11-21-10"}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_typed_topic_becomes_its_columns(log, loaded, tmp_path, table_format):
+    """With directories by a column; a column that is added to the topic is added to the table."""
+    visit(log, [{"page": "/a b", "user": 1}, {"page": "/c", "user": 2}])
+    loaded("visits", format=table_format, partition_by=["page"])
+    log.admin.alter_config("visits", {"columns": f"{VISITS}, country string"})
+    visit(log, [{"page": "/c", "user": 3, "country": "DE"}])
+    loaded("visits", format=table_format, partition_by=["page"])
+    found = read(tmp_path, table_format)
+    pages = {"/a b", "/c"}
+    rows = {(row["page"], row["user"], row["country"], row["_offset"]) for row in found.to_pylist()}
+    assert rows == {("/a b", 1, None, 0), ("/c", 2, None, 1), ("/c", 3, "DE", 2)}
+    assert set(found["page"].to_pylist()) == pages
+    assert {"_partition", "_offset", "_timestamp", "_key"} <= set(found.column_names)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_type_that_changed_is_refused(log, loaded, table_format):
+    """Before anything is committed; the error says what to do."""
+    log.admin.create_topic("small", columns="n int32")
+    visit(log, [{"n": 1}], "small")
+    loaded("small", format=table_format)
+    log.admin.alter_config("small", {"columns": "n int64"})
+    visit(log, [{"n": 2}], "small")
+    with pytest.raises(headrace.LoadError, match=r"column n is .* now, and .* in the table: load small into another"):
+        loaded("small", format=table_format)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_load_follows_and_compacts(log, loaded, tmp_path, table_format, monkeypatch):
+    """New records, new columns and new partitions come into the table, small files become few, and `stop` commits the
+    rest."""
+    monkeypatch.setattr("headrace.client.loading.load.LOOK_SECONDS", 0.0)
+    stop = threading.Event()
+    commits, results = threading.Semaphore(0), []
+
+    def follow():
+        every = {"follow": True, "every": 0.01, "stop": stop, "progress": lambda _: commits.release()}
+        results.extend(loaded(format=table_format, **every))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    count = topic_load.COMPACTION_FILES + 4
+    try:
+        for number in range(count):
+            send(log, number, 1)
+            assert commits.acquire(timeout=DEADLINE_SECONDS)
+        log.admin.create_partitions("clicks", 4)
+        with log.producer() as producer:
+            producer.send("clicks", b"%d" % count, partition=3)
+        assert commits.acquire(timeout=DEADLINE_SECONDS)
+    finally:
+        stop.set()
+        thread.join(DEADLINE_SECONDS)
+    (summary,) = results
+    assert summary.rows == count + 1
+    assert summary.compacted > 0
+    assert summary.table_files < summary.files
+    assert [(each.partition, each.lag_records, each.lag_ms) for each in summary.partitions][3] == (3, 0, 0)
+    assert numbers(read(tmp_path, table_format)) == list(range(count + 1))
+
+
+def test_columns_that_are_added_while_a_load_follows(log, loaded, tmp_path):
+    """Rows before and after are in one table."""
+    stop, commits = threading.Event(), threading.Semaphore(0)
+    every = {"follow": True, "every": 0.01, "stop": stop, "progress": lambda _: commits.release()}
+    thread = threading.Thread(target=lambda: loaded("visits", **every))
+    thread.start()
+    try:
+        visit(log, [{"page": "/a", "user": 1}])
+        assert commits.acquire(timeout=DEADLINE_SECONDS)
+        log.admin.alter_config("visits", {"columns": f"{VISITS}, country string"})
+        visit(log, [{"page": "/c", "user": 3, "country": "DE"}])
+        assert commits.acquire(timeout=DEADLINE_SECONDS)
+    finally:
+        stop.set()
+        thread.join(DEADLINE_SECONDS)
+    rows = [(row["page"], row["country"]) for row in read(tmp_path, "parquet").to_pylist()]
+    assert sorted(rows) == [("/a", None), ("/c", "DE")]
+
+
+def test_large_backlogs_are_several_commits(log, loaded, tmp_path):
+    """Of about `max_bytes` each; `until` ends the load, and the next continues there."""
+    with log.producer() as producer:
+        producer.send_many("clicks", [b"%0100d" % number for number in range(60_000)], partition=0)
+    (summary,) = loaded(until=50_000, max_bytes=1 << 20)
+    assert summary.commits > 1
+    assert (summary.rows, summary.lag_records) == (50_000, 10_000)
+    (rest,) = loaded(until=datetime.now(UTC))
+    assert (rest.rows, rest.lag_records) == (10_000, 0)
+    assert numbers(read(tmp_path, "parquet")) == list(range(60_000))
+
+
+def test_several_topics_have_tables_of_their_names(log, loaded, tmp_path):
+    """In one directory, by one reader."""
+    send(log, 0, 5)
+    visit(log, [{"page": "/a", "user": 1}])
+    assert [(each.topic, each.rows) for each in loaded("clicks", "visits", to=tmp_path)] == [
+        ("clicks", 5),
+        ("visits", 1),
+    ]
+    assert numbers(read(tmp_path, "parquet", "clicks")) == list(range(5))
+    assert read(tmp_path, "parquet", "visits")["page"].to_pylist() == ["/a"]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_table_has_one_topic_and_one_writer(log, loaded, tmp_path, table_format):
+    """Another topic, the same name created again, other directories and a second writer are refused."""
+    send(log, 0, 5)
+    loaded(format=table_format)
+    with pytest.raises(headrace.LoadError, match="directories by event_hour, not by partition"):
+        loaded(format=table_format, partition_by=["partition"])
+    with table_of(tmp_path, table_format).place.lock(), pytest.raises(headrace.TableBusyError, match="another job"):
+        loaded(format=table_format)
+    log.admin.delete_topic("clicks")
+    log.admin.create_topic("clicks", partitions=3)
+    with pytest.raises(headrace.OtherSourceError, match="give another directory"):
+        loaded(format=table_format)
+    assert numbers(read(tmp_path, table_format)) == list(range(5))
+
+
+def test_records_that_retention_removed_are_an_error_or_counted(log, loaded, tmp_path):
+    """The message has partition, offsets and the option to continue."""
+    send(log, 0, 9)
+    loaded()
+    send(log, 9, 9)
+    log.admin.delete_records("clicks", {1: 5})
+    with pytest.raises(headrace.LoadError, match=r"begins at offset 5 and the table ends at 3: 2 .*--accept-data-loss"):
+        loaded()
+    (summary,) = loaded(accept_data_loss=True)
+    assert (summary.rows, summary.lost) == (7, 2)
+    assert numbers(read(tmp_path, "parquet")) == [number for number in range(18) if number not in {10, 13}]
+
+
+def test_a_log_that_lost_records_is_refused(log, loaded, monkeypatch):
+    """The table is ahead of it: its next records are other ones."""
+    send(log, 0, 9)
+    loaded()
+    offsets = topic_load.TopicLoad.offsets
+    monkeypatch.setattr(topic_load.TopicLoad, "offsets", lambda self, at: {**offsets(self, at), 0: 2})
+    with pytest.raises(headrace.LoadError, match=r"ends at offset 3 of partition 0, and the log at 2: the log"):
+        loaded()
+
+
+def test_a_full_disk_leaves_the_table_as_it_was(log, loaded, tmp_path, monkeypatch):
+    """The message says that it continues; the next load does."""
+    send(log, 0, 9)
+    loaded()
+    send(log, 9, 9)
+    writing = parquet.ParquetWriter.write_table
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", full)
+    with pytest.raises(headrace.LoadError, match=r"no space is left at .*free some and run the load again"):
+        loaded()
+    monkeypatch.setattr(parquet.ParquetWriter, "write_table", writing)
+    assert list((tmp_path / "table" / "_headrace" / "attempts").iterdir()) == []
+    assert numbers(read(tmp_path, "parquet")) == list(range(9))
+    assert loaded()[0].rows == 9
+
+
+def test_a_topic_that_is_created_again_meanwhile_is_not_mixed_in(log, loaded, monkeypatch):
+    """The id is compared before each commit."""
+    send(log, 0, 9)
+    real = topic_load.TopicLoad._source_now
+    sources = iter([None, topic_load.Source("topic", "clicks", "other")])
+    monkeypatch.setattr(topic_load.TopicLoad, "_source_now", lambda self: next(sources) or real(self))
+    with pytest.raises(headrace.LoadError, match="deleted and created again meanwhile; nothing was committed"):
+        loaded()
+
+
+def test_foreign_files_are_not_mixed_in(log, loaded, tmp_path):
+    """A directory with other files, or a table of another format, is refused."""
+    send(log, 0, 9)
+    loaded(format="parquet")
+    for table_format in ("delta", "iceberg"):
+        with pytest.raises(headrace.LoadError, match="give another directory"):
+            loaded(format=table_format)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"format": "orc"}, "format='orc'"),
+        ({"until": 3, "follow": True}, "exclude each other"),
+        ({"partition_by": ["page"]}, "--partition-by page"),
+    ],
+)
+def test_wrong_options_are_errors(loaded, options, said):
+    """Before anything is read."""
+    with pytest.raises((ConfigError, headrace.LoadError), match=said):
+        loaded(**options)
+
+
+@pytest.mark.parametrize(
+    ("package", "table_format", "extra"),
+    [("pyarrow", "parquet", "load"), ("deltalake", "delta", "delta"), ("pyiceberg", "iceberg", "iceberg")],
+)
+def test_what_is_missing_is_named_with_its_extra(tmp_path, package, table_format, extra):
+    """And importing headrace imports none of it."""
+    where, servers = str(tmp_path / "table"), f"dir:{tmp_path}/log"
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+import headrace
+with headrace.open({str(tmp_path / "log")!r}) as log:
+    log.admin.create_topic("clicks")
+    try:
+        headrace.load("clicks", to={where!r}, format={table_format!r}, bootstrap_servers={servers!r})
+    except headrace.HeadraceError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert f"pip install 'headrace[{extra}]'" in done.stdout
+
+
+def headrace_command(*arguments):
+    return [sys.executable, "-m", "headrace.cli", *arguments]
+
+
+def test_the_command_follows_until_ctrl_c(tmp_path):
+    """Each commit is a line of JSON with the lag of each partition; Ctrl-C commits what was read and ends with 0."""
+    directory = str(tmp_path / "log")
+    with headrace.open(directory) as log:
+        log.admin.create_topic("clicks", partitions=3)
+        send(log, 0, 9)
+    arguments = ("load", "clicks", "--to", str(tmp_path / "table"), "--dir", directory, "--follow")
+    command = headrace_command(*arguments, "--every", "0.1", "-o", "json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        line = json.loads(running.stdout.readline())
+        running.send_signal(signal.SIGINT)
+        rest = running.stdout.read()
+        assert running.wait(DEADLINE_SECONDS) == 0
+    assert (line["topic"], line["rows"]) == ("clicks", 9)
+    assert [(each["position"], each["lag_records"], each["lag_ms"]) for each in line["partitions"]] == [(3, 0, 0)] * 3
+    (loaded,) = json.loads(rest.splitlines()[-1])["loaded"]
+    assert (loaded["rows"], loaded["table_rows"], loaded["lag_records"]) == (9, 9, 0)
+
+
+def test_the_command_says_what_is_wrong(tmp_path):
+    """In a sentence, with an exit code: the topic does not exist."""
+    with headrace.open(str(tmp_path / "log")):
+        pass
+    command = headrace_command("load", "nope", "--to", str(tmp_path / "table"), "--dir", str(tmp_path / "log"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "there is no topic named 'nope'" in done.stderr

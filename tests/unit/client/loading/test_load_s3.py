@@ -1,0 +1,207 @@
+"""Tables on object storage: moto's server of S3, which answers `If-None-Match` with 412 as S3 does."""
+
+import os
+import subprocess
+import sys
+
+import headrace
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable as DeltaLog
+from headrace.client.loading.formats import LoadFormat, open_table
+from headrace.client.loading.tables import places
+from headrace.client.loading.tables.places import ObjectAttempt, ObjectPlace
+from pyarrow import fs, parquet
+from pyiceberg.utils.config import Config
+
+pytestmark = pytest.mark.timeout(300)
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+URL = "s3://lake/clicks"
+
+
+@pytest.fixture(scope="module")
+def s3_port():
+    """Port of a server of S3 in a process of its own."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, **pipes) as running:
+        yield int(next(line for line in running.stdout if line.strip().isdigit()))
+        running.stdin.close()
+
+
+@pytest.fixture
+def s3(s3_port, monkeypatch):
+    """A file system with an empty bucket `lake`; all libraries find the server in the environment."""
+    endpoint = f"http://127.0.0.1:{s3_port}"
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    found = fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, allow_bucket_deletion=True)
+    found.create_dir("lake")
+    yield found
+    found.delete_dir("lake")
+
+
+@pytest.fixture
+def catalog(s3, s3_port, tmp_path, monkeypatch):
+    """A catalog of pyiceberg's configuration whose tables are in the bucket."""
+    prefix = "PYICEBERG_CATALOG__LAKE__"
+    monkeypatch.setenv(f"{prefix}TYPE", "sql")
+    monkeypatch.setenv(f"{prefix}URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setenv(f"{prefix}WAREHOUSE", "s3://lake/warehouse")
+    monkeypatch.setenv(f"{prefix}S3__ENDPOINT", f"http://127.0.0.1:{s3_port}")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    return "lake"
+
+
+@pytest.fixture
+def log(headrace_directory):
+    headrace_directory.admin.create_topic("clicks", partitions=2)
+    return headrace_directory
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def loaded(request, s3, log):
+    """Loads `clicks` into a table of the bucket, and reads it: (load, read, open)."""
+    if request.param == "delta":
+        target, options = URL, {"format": "delta"}
+    else:
+        options = {"format": "iceberg", "catalog": request.getfixturevalue("catalog")}
+        target = "shop.clicks"
+
+    def table():
+        return open_table(target, LoadFormat(options["format"]), options.get("catalog", ""), is_typed=False)
+
+    def read():
+        if request.param == "delta":
+            return numbers(pa.table(DeltaLog(URL).to_pyarrow_table()))
+        return numbers(table()._table().scan().to_arrow())
+
+    def load(**more):
+        return headrace.load("clicks", to=target, bootstrap_servers=log.bootstrap_servers, **options, **more)
+
+    return load, read, table
+
+
+def numbers(found):
+    return sorted(int(value) for value in found["value"].to_pylist())
+
+
+def send(log, first, count):
+    with log.producer() as producer:
+        for number in range(first, first + count):
+            producer.send("clicks", b"%d" % number, partition=number % 2)
+
+
+def test_each_load_continues_the_table(log, loaded):
+    """As in a directory; nothing is left of the attempts."""
+    load, read, table = loaded
+    for first in (0, 10):
+        send(log, first, 10)
+        (summary,) = load()
+        assert (summary.rows, summary.table_rows) == (10, first + 10)
+    assert read() == list(range(20))
+    assert table().place._files(f"{table().place._base}/_headrace/attempts", recursive=True) == []
+
+
+def test_small_objects_become_few(log, loaded, monkeypatch):
+    """In one commit; the rows stay."""
+    load, read, _ = loaded
+    for number in range(16):
+        send(log, number, 1)
+        (summary,) = load()
+    assert summary.compacted == 16
+    assert summary.table_files < 16
+    assert read() == list(range(16))
+
+
+@pytest.mark.parametrize("moment", ["files", "publish"])
+def test_of_two_loads_one_commits(log, loaded, monkeypatch, moment):
+    """There is no lock: a load that another one overtakes is refused, before it looks at the table for its commit
+    (`files`) and between that and the commit (`publish`). The next load has no row twice."""
+    load, read, _ = loaded
+    send(log, 0, 10)
+    load()
+    send(log, 10, 10)
+    real = getattr(ObjectAttempt, moment)
+    overtaken = []
+
+    def late(*arguments):
+        if not overtaken:
+            overtaken.append(True)
+            overtaken.extend(load())
+        return real(*arguments)
+
+    monkeypatch.setattr(ObjectAttempt, moment, late)
+    with pytest.raises(headrace.ConcurrentCommitError, match="run th"):
+        load()
+    assert overtaken[1].rows == 10
+    assert read() == list(range(20))
+    send(log, 20, 5)
+    assert load()[0].rows == 5
+    assert read() == list(range(25))
+
+
+def test_remains_of_killed_loads_go_after_a_day(log, loaded, monkeypatch):
+    """Younger ones may be of a load at work. Committed objects stay."""
+    load, read, table = loaded
+    send(log, 0, 10)
+    load()
+    place = table().place
+    attempt = place.begin()
+    with attempt.new_file("event_hour=x") as stream:
+        parquet.write_table(pa.table({"value": [b"0"]}), stream)
+
+    def parquet_files():
+        return len(list(place._parquet_files()))
+
+    assert parquet_files() == 2
+    table().recover()
+    assert parquet_files() == 2
+    monkeypatch.setattr(places, "REMAINS_SECONDS", -60.0)
+    table().recover()
+    assert parquet_files() == 1
+    assert read() == list(range(10))
+
+
+def test_remains_of_the_first_load_are_no_foreign_files(log, s3):
+    """The next load is the first commit. Objects without a note are another program's, and refused."""
+    send(log, 0, 10)
+    attempt = ObjectPlace(URL).begin()
+    with attempt.new_file("event_hour=x") as stream:
+        parquet.write_table(pa.table({"value": [b"0"]}), stream)
+
+    def load():
+        return headrace.load("clicks", to=URL, format="delta", bootstrap_servers=log.bootstrap_servers)
+
+    assert load()[0].table_rows == 10
+    s3.delete_dir("lake/clicks/_delta_log")
+    with pytest.raises(headrace.LoadError, match="no Delta log"):
+        load()
+
+
+def test_a_failed_load_leaves_no_objects(log, s3, monkeypatch):
+    """Those of an attempt that is known not to be committed are removed at once."""
+    send(log, 0, 10)
+
+    def full(*_):
+        raise OSError("AWS Error ACCESS_DENIED during PutObject")
+
+    monkeypatch.setattr("headrace.client.loading.row_writer.RowWriter.close", full)
+    with pytest.raises(headrace.LoadError, match=r"s3://lake/clicks: AWS Error ACCESS_DENIED.*run the load again"):
+        headrace.load("clicks", to=URL, format="delta", bootstrap_servers=log.bootstrap_servers)
+    assert not ObjectPlace(URL)._files("lake/clicks", recursive=True)
+    assert os.environ["AWS_ENDPOINT_URL"]
