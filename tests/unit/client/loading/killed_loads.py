@@ -20,6 +20,8 @@ import pyarrow.parquet
 from headrace.client.loading import columns, formats, load, progress, row_writer, topic_load  # noqa: F401
 from headrace.client.loading.tables import compaction, delta_table, iceberg_table, parquet_table  # noqa: F401
 
+# What is synced survives a power failure; here only processes are killed.
+os.fsync = lambda _: None
 LOADING = str(Path(load.__file__).parent)
 ROWS = 12
 EARLIER_LOADS = compaction.GROUP_FILES - 1

@@ -262,6 +262,23 @@ def test_a_full_disk_leaves_the_table_as_it_was(log, loaded, tmp_path, monkeypat
     assert loaded()[0].rows == 9
 
 
+@pytest.mark.parametrize("is_created_again", [True, False])
+def test_a_topic_that_is_deleted_ends_a_load_that_follows(log, loaded, tmp_path, monkeypatch, is_created_again):
+    """Whether it sees the topic gone or another one in its place; nothing of that one is loaded."""
+    monkeypatch.setattr("headrace.client.loading.load.LOOK_SECONDS", 0.0)
+    send(log, 0, 9)
+
+    def replace(_):
+        log.admin.delete_topic("clicks")
+        if is_created_again:
+            log.admin.create_topic("clicks", partitions=3)
+            send(log, 100, 9)
+
+    with pytest.raises(headrace.HeadraceError, match=r"another table|no topic"):
+        loaded(follow=True, every=0.01, progress=replace)
+    assert set(numbers(read(tmp_path, "parquet"))) <= set(range(9))
+
+
 def test_a_topic_that_is_created_again_meanwhile_is_not_mixed_in(log, loaded, monkeypatch):
     """The id is compared before each commit."""
     send(log, 0, 9)
