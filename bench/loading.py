@@ -103,23 +103,27 @@ def follow(
 ) -> tuple[list[float], Ended]:
     """Load while records come; return the seconds until each was seen, and what the load used."""
     waits: list[float] = []
+    with headrace.Producer(**target.client_settings) as producer:
+        producer.send(target.topic, b"first", partition=0)
     arguments = command(target, table, table_format, "--follow", "--every", str(every))
-    with Sender(target, rate) as sender, subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        until = time.monotonic() + seconds
-        for line in child.stdout:
-            told = json.loads(line)
-            if "loaded" in told:
-                break
-            if not told["rows"]:
-                continue
-            end = seen(table, table_format) + 1
-            now = time.monotonic()
-            waits += [now - sent_at for sent_at in sender.sent_at[len(waits) : end]]
-            if now >= until:
-                sender.stop()
-                if len(waits) == len(sender.sent_at):
-                    child.terminate()
+        commits = (json.loads(line) for line in child.stdout)
+        next(commits)  # It is up, and has loaded the first record.
+        with Sender(target, rate) as sender:
+            until = time.monotonic() + seconds
+            for told in commits:
+                if "loaded" in told:
+                    break
+                if not told["rows"]:
+                    continue
+                end = seen(table, table_format)  # Of the records without the first one, the end is the last offset.
+                now = time.monotonic()
+                waits += [now - sent_at for sent_at in sender.sent_at[len(waits) : end]]
+                if now >= until:
+                    sender.stop()
+                    if len(waits) == len(sender.sent_at):
+                        child.terminate()
         found = ended(child)
     return waits, found
 

@@ -13,7 +13,7 @@ from headrace.client.loading.tables.state import TARGET_BYTES
 
 GROUP_FILES = 16
 """Minimum number of files that are replaced by one."""
-ROW_GROUP_BYTES = 16 << 20
+ROW_GROUP_BYTES = 8 << 20
 """Size of a row group in memory, and thus about what a writer needs."""
 COMPRESSION = "zstd"
 
