@@ -12,7 +12,7 @@ MIRROR = {
 }  # fmt: skip
 NO_COMPACTION = "The copied log of the simulator has no compacted batches."
 KEPT_BY_THE_CHAIN = "The simulator notices copies only behind a producer's batch, where the chain refuses them, too."
-ERRORS = "The checksums of the next check cover it as well, and give another error, after which nobody would look here."
+ERRORS = "The checksums of the next check cover it as well, and give another error, after which no test looks here."
 
 COPIES = (
     Mutant(
