@@ -1,0 +1,235 @@
+"""`python -m bench.tracing_cost`: what tracing costs `send`, `send_many` and handlers, at several shares of sampling.
+
+Each round runs the same load without OpenTelemetry (its modules are hidden: what a program without the extra has), and
+with a tracer provider that samples 0 %, 1 % and 100 % of the traces, in a changing order, on a real cluster. Spans go
+to a process that takes them, by OpenTelemetry's own exporter; brokers export theirs, too. Printed are medians over the
+rounds of the ratios to the run without it in the same round: of records per second, and of CPU time per record of this
+process and the brokers, which other load on the machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import headrace
+import typer
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from rich.console import Console
+from rich.table import Table
+
+SHARES = {"without": None, "0 %": 0.0, "1 %": 0.01, "100 %": 1.0}
+VALUE = bytes(100)
+
+
+class _Sink(BaseHTTPRequestHandler):
+    """Takes spans and drops them."""
+
+    def do_POST(self) -> None:
+        """Take a request."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Write no line a request."""
+
+
+def _serve(told: Connection) -> None:
+    server = HTTPServer(("127.0.0.1", 0), _Sink)
+    told.send(server.server_address[1])
+    server.serve_forever()
+
+
+@contextlib.contextmanager
+def sink() -> Iterator[str]:
+    """Run the process that takes the spans; yield its URL."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ours.recv()}"
+    finally:
+        process.kill()
+
+
+@contextlib.contextmanager
+def sampled(share: float | None, endpoint: str) -> Iterator[None]:
+    """Trace this share of what begins in the block; `None` hides OpenTelemetry."""
+    if share is None:
+        hidden = sys.modules.pop("opentelemetry.trace")
+        try:
+            yield
+        finally:
+            sys.modules["opentelemetry.trace"] = hidden
+        return
+    provider = TracerProvider(ParentBased(TraceIdRatioBased(share)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint}/v1/traces")))
+    before, trace._TRACER_PROVIDER = trace._TRACER_PROVIDER, provider
+    try:
+        yield
+    finally:
+        trace._TRACER_PROVIDER = before
+        provider.shutdown()
+
+
+Run = Callable[[int], tuple[float, float]]
+"""Moves a number of records; returns the seconds of the wall and of the CPUs."""
+
+
+class Clock:
+    """Wall time, and CPU time of this process and the brokers, between `start` and `stop`."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._pids = [os.getpid(), *(broker.pid for broker in cluster.brokers if broker.pid is not None)]
+        self._started = self._used = 0.0
+
+    def _cpu_seconds(self) -> float:
+        # psutil counts in steps of 10 ms, which is much of a short run.
+        files = (file for pid in self._pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+        return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+    def start(self) -> None:
+        """Begin."""
+        self._used, self._started = self._cpu_seconds(), time.perf_counter()
+
+    def stop(self) -> tuple[float, float]:
+        """Return the seconds since `start`."""
+        return time.perf_counter() - self._started, self._cpu_seconds() - self._used
+
+
+def sending(name: str, servers: str, topic: str, clock: Clock, stack: contextlib.ExitStack) -> Run:
+    """Return a run that sends records with a producer of its own, which stays."""
+    producer = stack.enter_context(headrace.Producer(bootstrap_servers=servers))
+    keys = [b"%d" % number for number in range(1_000)]
+    values = [VALUE] * 10_000
+
+    def run(records: int) -> tuple[float, float]:
+        clock.start()
+        if name == "send":
+            for _ in range(records):
+                producer.send(topic, VALUE)
+        elif name == "send, keys":
+            for number in range(records):
+                producer.send(topic, VALUE, keys[number % 1_000])
+        else:
+            for _ in range(records // len(values)):
+                producer.send_many(topic, values)
+        producer.flush()
+        return clock.stop()
+
+    return run
+
+
+def handling(servers: str, topic: str, clock: Clock, stack: contextlib.ExitStack) -> Run:
+    """Return a run that handles records, which it sends before under the same sampling; from the first handler on."""
+    producer = stack.enter_context(headrace.Producer(bootstrap_servers=servers))
+    group = f"bench-{random.getrandbits(64):x}"
+
+    def run(records: int) -> tuple[float, float]:
+        producer.send_many(topic, [VALUE] * records)
+        producer.flush()
+        left, found = records, (0.0, 0.0)
+        with headrace.Consumer(
+            topic, bootstrap_servers=servers, group_id=group, auto_offset_reset="earliest"
+        ) as consumer:
+
+            def count(_record: headrace.Record) -> None:
+                nonlocal left, found
+                if left == records:
+                    clock.start()
+                left -= 1
+                if not left:
+                    found = clock.stop()
+                    consumer.stop()
+
+            consumer.run(count, concurrency=1, handle_signals=False)
+        return found
+
+    return run
+
+
+LOADS = {"send": 200_000, "send, keys": 200_000, "send_many": 500_000, "handler": 10_000}
+
+
+def measure(cluster: LocalCluster, endpoint: str, name: str, rounds: int, scale: float) -> list[dict[str, Any]]:
+    """Return one row for each share."""
+    records = max(10_000, round(LOADS[name] * scale / 10_000) * 10_000)
+    servers, clock = cluster.bootstrap_servers, Clock(cluster)
+    seconds: dict[str, list[float]] = {share: [] for share in SHARES}
+    costs: dict[str, list[float]] = {share: [] for share in SHARES}
+    with contextlib.ExitStack() as stack:
+        runs: dict[str, Run] = {}
+        with headrace.Admin(bootstrap_servers=servers) as admin:
+            shared = ""
+            for share in SHARES:
+                topic = shared if shared and name != "handler" else f"bench-{random.getrandbits(64):x}"
+                if topic != shared:
+                    admin.create_topic(topic, config={"retention_bytes": 256 << 20})
+                    shared = topic
+                if name == "handler":
+                    runs[share] = handling(servers, topic, clock, stack)
+                else:
+                    runs[share] = sending(name, servers, topic, clock, stack)
+        for turn in range(rounds + 1):  # The first one warms up.
+            for share in random.sample(list(SHARES), len(SHARES)):
+                with sampled(SHARES[share], endpoint):
+                    took, cost = runs[share](records)
+                if turn:
+                    seconds[share].append(took)
+                    costs[share].append(cost)
+    return [
+        {
+            "load": name,
+            "sampled": share,
+            "records/s": round(records / statistics.median(seconds[share])),
+            "rate": round(ratio(seconds["without"], seconds[share]), 3),
+            "CPU us": round(statistics.median(costs[share]) / records * 1e6, 2),
+            "CPU": round(ratio(costs[share], costs["without"]), 3),
+        }
+        for share in SHARES
+    ]
+
+
+def ratio(above: list[float], below: list[float]) -> float:
+    """Return the median of the ratios of the rounds."""
+    return statistics.median(one / other for one, other in zip(above, below, strict=True))
+
+
+def main(
+    rounds: Annotated[
+        int, typer.Option(help="Rounds, each with every share; of sends each fills half a gigabyte of disk.")
+    ] = 20,
+    scale: Annotated[float, typer.Option(help="Share of the usual number of records.")] = 1.0,
+    load: Annotated[list[str] | None, typer.Option(help="Only these loads.")] = None,
+    brokers: Annotated[int, typer.Option(help="Brokers; topics have as many replicas, up to three.")] = 3,
+) -> None:
+    """Measure and print."""
+    table = Table("load", "sampled", "records/s", "rate", "CPU us", "CPU")
+    with sink() as endpoint:
+        settings = {"otlp_endpoint": endpoint}
+        with LocalCluster(LocalClusterSpec(brokers=brokers, coordinators=1, broker_settings=settings)) as cluster:
+            for name in load or LOADS:
+                for row in measure(cluster, endpoint, name, rounds, scale):
+                    table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
