@@ -117,8 +117,18 @@ def _sign(
         .not_valid_before(min(datetime.now(UTC), until - VALID) - CLOCK_SKEW)
         .not_valid_after(until)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        # Python 3.13 and later verify by RFC 5280, which requires these, and of an authority the usage of its key.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
     )
-    if not is_authority:
+    if is_authority:
+        unused = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+             "decipher_only"), False,
+        )  # fmt: skip
+        usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **unused)
+        builder = builder.add_extension(usage, critical=True)
+    else:
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     if hosts:
