@@ -26,3 +26,6 @@ if grep -nE 'https?://|file:|/(home|root|tmp|work)/' requirements*.lock; then
   echo "a lock file names a host or a path of this machine" >&2
   exit 1
 fi
+
+# Each locked package has a wheel for every platform and Python, as far as the index says: minutes.
+.venv/bin/python tools/wheels.py
