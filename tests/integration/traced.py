@@ -72,7 +72,8 @@ def check_trace(spans: list[ReceivedSpan], system: str) -> None:
     ]
     assert call.process.startswith("broker-")
     assert call.attributes["rpc.system.name"] == system
-    assert sent.start_ns <= call.start_ns <= call.end_ns <= sent.end_ns
+    # The client may have the answer before the broker has ended its span.
+    assert sent.start_ns <= call.start_ns <= sent.end_ns
     assert sent.attributes["messaging.headrace.offset"] == process.attributes["messaging.headrace.offset"]
     stages = [span for span in spans if span.parent_id == call.span_id]
     assert {span.name for span in stages} == STAGES
