@@ -5,9 +5,9 @@ from __future__ import annotations
 import headrace
 import pytest
 from headrace import TopicPartition
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import execute
-from headrace.client.mirror.partition_calls import PartitionCalls
 from headrace.client.net.transport import open_connections
 from headrace.wire.batch import iter_batches
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import aexecute
-from headrace.client.mirror.partition_calls import PartitionCalls
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.net.transport import open_connections_async
 from headrace.log import PartitionLog

@@ -22,6 +22,7 @@ from headrace.partition.producers import ProducerWindows
 from headrace.partition.purged_rows import PurgedRows
 from headrace.wire.batch import read_header
 from headrace.wire.columns import check_columns
+from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
 from headrace.wire.ids import Offset
 
@@ -134,7 +135,7 @@ class DirectoryPartition:
                 result.error = error
             return result
 
-    def copy(self, batches: bytes) -> int:
+    def copy(self, batches: ReadableBuffer) -> int:
         """Append whole batches as a cluster has them; return the log end.
 
         Raises:

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import headrace
 import pytest
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import Operation, execute
-from headrace.client.mirror.partition_calls import PartitionCalls
 from headrace.client.net.transport import open_connections
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError

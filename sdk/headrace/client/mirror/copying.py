@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.admin.partition_calls import Fetched, PartitionCalls
 from headrace.client.base.config import AdminConfig
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.mirror.fitting import LogPoint, fitting, gap
-from headrace.client.mirror.partition_calls import Fetched, PartitionCalls
 from headrace.client.net.transport import open_connections_async
 from headrace.wire.batch import read_header
 from headrace.wire.crc import ReadableBuffer

@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from headrace.client.admin.admin import Admin
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause, execute
 from headrace.client.base.settings_types import AdminSettings
-from headrace.client.mirror.partition_calls import PartitionCalls
 from headrace.client.mirror.rows import (
     MIRRORS_TABLE,
     CommonEnd,

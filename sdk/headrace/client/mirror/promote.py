@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, Unpack
 
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy, Side
-from headrace.client.mirror.partition_calls import PartitionCalls
 from headrace.client.opened.directory import LogDirectory
 from headrace.wire.errors import HeadraceError, TimedOutError, TopicAlreadyExistsError, UnknownTopicError
 from headrace.wire.ids import TopicPartition

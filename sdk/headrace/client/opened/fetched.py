@@ -6,23 +6,23 @@ that was interrupted continues where it ended.
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias, Unpack
+from functools import partial
+from typing import NamedTuple, TypeAlias, Unpack
 
-from headrace.client.admin import rpc
 from headrace.client.admin.admin import Admin
-from headrace.client.admin.broker_calls import BrokerCalls
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import execute
 from headrace.client.base.settings_types import AdminSettings
-from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.transport import open_connections
 from headrace.client.opened.directory import LogDirectory
 from headrace.display.progress import progress_bar
-from headrace.embedded.opened import OpenDirectory
-from headrace.v1 import broker_pb2
+from headrace.embedded.open_partition import DirectoryPartition
 from headrace.wire.batch import iter_batches
+from headrace.wire.crc import ReadableBuffer
 from headrace.wire.ids import TopicPartition
 
 FETCHED_BYTES = 4 << 20
@@ -91,10 +91,15 @@ def fetch(
         begun = {n: opened.copied(described.topic_id, n).log_end_offset or starts[n] for n in ends}
         total = sum(max(0, end - begun[number]) for number, end in ends.items())
         done: list[CopiedPartition] = []
+        calls = PartitionCalls(topic, described.topic_id, config)
         with (
-            _Source(topic, described.topic_id, config) as source,
+            closing(open_connections("Admin", config)) as connections,
             progress_bar(f"fetch {topic}", "records", total) as bar,
         ):
+
+            def fetch_from(number: int, offset: int) -> ReadableBuffer:
+                fetching = calls.fetch(number, offset, max_wait_ms=0, max_bytes=FETCHED_BYTES)
+                return execute(fetching, connections.run_step).batches
 
             def advance(copied: CopiedPartition) -> None:
                 parts = [*done, copied]
@@ -104,77 +109,41 @@ def fetch(
                     progress(copied)
 
             for number, end in sorted(ends.items()):
-                done.append(_copy(opened, source, number, end, advance))
+                partition = opened.copied(described.topic_id, number)
+                done.append(_copy(partition, starts[number], end, partial(fetch_from, number), advance))
+                opened.show()
         return done
 
 
-class _Source:
-    """Topic from which batches are fetched."""
-
-    def __init__(self, topic: str, topic_id: bytes, config: AdminConfig) -> None:
-        self.topic_id = topic_id
-        self._topic = topic
-        self._config = config
-        self._connections = open_connections("Admin", config)
-        self._calls = BrokerCalls(config, BootstrapClient(config))
-
-    def __enter__(self) -> "_Source":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connections.close()
-
-    def fetch(self, number: int, offset: int) -> Any:
-        """Return the result of a fetch of one partition, from the log start if `offset` is below that."""
-
-        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
-            request = broker_pb2.FetchRequest(client_id=self._config.client_id, max_bytes=FETCHED_BYTES)
-            entry = request.topics.add(topic=rpc.by_id(topic_id))
-            entry.partitions.add(partition=number, offset=offset)
-            return request
-
-        fetching = self._calls.at_leaders("Fetch", self._topic, [number], build_request, None, self.topic_id)
-        _, results = execute(fetching, self._connections.run_step)
-        return results[0]
-
-    def start_of(self, number: int) -> int:
-        """Return the log start of a partition."""
-
-        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> Any:
-            request = broker_pb2.ListOffsetsRequest(client_id=self._config.client_id)
-            entry = request.topics.add(topic=rpc.by_id(topic_id))
-            entry.partitions.add(partition=number, spec=broker_pb2.OFFSET_SPEC_EARLIEST)
-            return request
-
-        asking = self._calls.at_leaders("ListOffsets", self._topic, [number], build_request, None, self.topic_id)
-        _, results = execute(asking, self._connections.run_step)
-        return int(results[0].offset)
-
-
-def _below(batches: bytes, end_offset: int) -> bytes:
+def _below(batches: ReadableBuffer, end_offset: int) -> memoryview:
     """Return the batches that begin below an offset."""
     size_bytes = 0
     for header, _ in iter_batches(batches):
         if header.base_offset >= end_offset:
             break
         size_bytes += header.batch_bytes
-    return batches[:size_bytes]
+    return memoryview(batches)[:size_bytes]
 
 
-def _copy(opened: OpenDirectory, source: _Source, number: int, end_offset: int, progress: Progress) -> CopiedPartition:
-    partition = opened.copied(source.topic_id, number)
+def _copy(
+    partition: DirectoryPartition,
+    log_start: int,
+    end_offset: int,
+    fetch_from: Callable[[int], ReadableBuffer],
+    progress: Progress,
+) -> CopiedPartition:
+    """Copy one partition, whose log begins at `log_start` in the cluster."""
     first = partition.log_end_offset
-    copied = CopiedPartition(number, partition.log_start_offset, first, 0, 0)
+    copied = CopiedPartition(partition.number, partition.log_start_offset, first, 0, 0)
     if not first:
-        first = source.start_of(number)
+        first = log_start
         copied = copied._replace(start_offset=first, end_offset=first)
     while copied.end_offset < end_offset:
-        data = _below(source.fetch(number, copied.end_offset).batches, end_offset)
+        data = _below(fetch_from(copied.end_offset), end_offset)
         if not data:
             break
-        end = partition.copy(data)
-        copied = CopiedPartition(number, partition.log_start_offset, end, end - first, copied.size_bytes + len(data))
+        end, size_bytes = partition.copy(data), copied.size_bytes + len(data)
+        copied = CopiedPartition(partition.number, partition.log_start_offset, end, end - first, size_bytes)
         progress(copied)
     partition.flush()
-    opened.show()
     return copied

@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from headrace.client.admin.partition_calls import Appended, Fetched
 from headrace.client.mirror.copying import PartitionCopy, Throttle
-from headrace.client.mirror.partition_calls import Appended, Fetched
 from headrace.wire.errors import Outcome, TimedOutError
 
 
