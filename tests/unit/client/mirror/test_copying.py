@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from headrace.client.admin.partition_calls import Appended, Fetched
-from headrace.client.mirror.copying import PartitionCopy, Throttle
+from headrace.client.admin.partition_calls import CopyResult, Fetched
+from headrace.client.mirror.copying import CopyLimits, PartitionCopy
 from headrace.wire.errors import Outcome, TimedOutError
 
 
@@ -32,9 +32,9 @@ CALLS = SimpleNamespace(
 def test_a_copy_that_has_everything_is_well():
     """It tells so without an append: after an error nothing else would, until the source has new records."""
     source = FakeSide(Fetched(b"", 5, 0, 0, 1), TimedOutError("late", outcome=Outcome.UNKNOWN))
-    target = FakeSide(Appended(5, 0, None))
+    target = FakeSide(CopyResult(5, 0, None))
     told = []
-    one = PartitionCopy(0, (source, CALLS), (target, CALLS), Throttle(), lambda state: told.append(state.lag))
+    one = PartitionCopy(0, (source, CALLS), (target, CALLS), CopyLimits(), lambda state: told.append(state.lag))
     with pytest.raises(TimedOutError):
         asyncio.run(one.run())
     assert told == [0]

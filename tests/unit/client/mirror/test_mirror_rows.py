@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from headrace.client.base.errors import ConfigError
-from headrace.client.mirror.metrics import MirrorCollector
 from headrace.client.mirror.rows import MirrorSettings, PartitionReport, describe
 from headrace.client.mirror.worker import _owner
 
@@ -77,21 +76,3 @@ def test_few_partitions_move_when_a_worker_comes():
     assert {after[item] for item in moved} == {"w2"}
     assert 250 < len(moved) < 420
     assert min(list(before.values()).count(worker) for worker in ("w0", "w1")) > 400
-
-
-def test_metrics_have_what_the_workers_reported():
-    """A lag that is not known is absent."""
-    collector = MirrorCollector()
-    unknown = PartitionReport(-1, -1, 0, 0, "w0", "refused").to_text()
-    described = describe(rows_of(**{"copies/west/orders-us": {"0": unknown}}), "west")
-    assert described is not None
-    collector.report(described)
-    samples = {
-        (sample.name, sample.labels["topic"], sample.labels.get("partition")): sample.value
-        for metric in collector.collect()
-        for sample in metric.samples
-    }
-    assert samples["headrace_mirror_lag_records", "orders-eu", "0"] == 10
-    assert samples["headrace_mirror_lag_seconds", "orders-eu", "0"] == 2
-    assert samples["headrace_mirror_partition_failed", "orders-us", "0"] == 1
-    assert ("headrace_mirror_lag_records", "orders-us", "0") not in samples
