@@ -297,12 +297,15 @@ def run(
     import asyncio
     import signal
 
-    from headrace.cli.common.stop_signals import stop_signals
     from headrace.client.mirror.workers import run_workers
 
     log = _configured_log(log_format, is_verbose=session.verbose)
 
     async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None, "this is a task"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         if not metrics_port:
             await run_workers(names or None, session.settings(), worker_id)
             return
@@ -315,11 +318,10 @@ def run(
 
     tell = session.note if log_format is LogFormat.TEXT else log.info
     tell(f"copying {', '.join(names) if names else 'all mirrors'}; Ctrl-C stops")
-    with stop_signals(signal.SIGTERM):
-        try:
-            asyncio.run(work())
-        except (KeyboardInterrupt, SystemExit):
-            tell("stopped")
+    try:
+        asyncio.run(work())
+    except asyncio.CancelledError:
+        tell("stopped")
 
 
 def _configured_log(log_format: LogFormat, *, is_verbose: bool) -> "logging.Logger":
