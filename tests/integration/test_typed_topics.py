@@ -238,7 +238,10 @@ def test_columns_change(client, topic):
                 return producer.send(topic, {"url": "/new", "score": 1.5}, partition=0).result()
 
         until(lambda: _accepted(new_columns), "every server knows the new columns")
-        old.send(topic, {"page": "/old", "user": 2}, partition=0).result()
+        try:
+            old.send(topic, {"page": "/old", "user": 2}, partition=0).result()
+        except SerializationError:  # A slow answer had it read the metadata again, so that it has the new columns, too.
+            old.send(topic, {"url": "/old", "user": 2}, partition=0).result()
         with headrace.Reader(topic, **client) as reader:
             found = reader.to_arrow()
         assert found.column_names == ["url", "user", "at", "score"]
