@@ -25,7 +25,10 @@ def check(found):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize(
+    "table_format",
+    ["parquet", pytest.param("delta", marks=pytest.mark.slow), pytest.param("iceberg", marks=pytest.mark.slow)],
+)
 def test_a_killed_load_leaves_all_or_nothing_and_the_next_one_the_rest(tmp_path, table_format):
     """Rows and positions of the table agree after the kill, in a commit and in a compaction. After the next load each
     record is there once, and nothing of the killed load is left. At some of the lines."""
