@@ -34,7 +34,7 @@ def promote(
     *,
     directory: Annotated[
         Path,
-        typer.Argument(metavar="DIRECTORY", help="Directory of headrace.open.", exists=True, file_okay=False),
+        typer.Argument(metavar="DIRECTORY", help="Directory of headrace.open."),
     ],
     to: Annotated[
         str,

@@ -18,6 +18,8 @@ from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.tables.iceberg_table import IcebergTable
 from pyarrow import parquet
 
+from tests.children import running as child_running
+
 FORMATS = ("parquet", "delta", "iceberg")
 VISITS = "page string required, user int64, ts timestamp[ms, UTC]"
 AT_MS = 1_763_719_200_000  # 2025-11-21 10:00 UTC
@@ -323,6 +325,7 @@ def test_what_is_missing_is_named_with_its_extra(tmp_path, package, table_format
 import sys
 sys.modules[{package!r}] = None
 import headrace
+
 with headrace.open({str(tmp_path / "log")!r}) as log:
     log.admin.create_topic("clicks")
     try:
@@ -346,7 +349,7 @@ def test_the_command_follows_until_ctrl_c(tmp_path):
         send(log, 0, 9)
     arguments = ("load", "clicks", "--to", str(tmp_path / "table"), "--dir", directory, "--follow")
     command = headrace_command(*arguments, "--every", "0.1", "-o", "json")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+    with child_running(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         line = json.loads(running.stdout.readline())
         running.send_signal(signal.SIGINT)

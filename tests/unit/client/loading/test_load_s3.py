@@ -14,10 +14,13 @@ from headrace.client.loading.tables.places import ObjectAttempt, ObjectPlace
 from pyarrow import fs, parquet
 from pyiceberg.utils.config import Config
 
+from tests.children import running as child_running
+
 pytestmark = pytest.mark.timeout(300)
 SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
+
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
@@ -30,7 +33,7 @@ URL = "s3://lake/clicks"
 def s3_port():
     """Port of a server of S3 in a process of its own."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-c", SERVER], text=True, **pipes) as running:
+    with child_running([sys.executable, "-c", SERVER], text=True, **pipes) as running:
         yield int(next(line for line in running.stdout if line.strip().isdigit()))
         running.stdin.close()
 
