@@ -5,15 +5,16 @@ The position is the end of the mirror's log and nothing else: after any failure 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.admin.partition_calls import Fetched, PartitionCalls
-from headrace.client.base.config import AdminConfig
+from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.mirror.fitting import LogPoint, fitting, gap
+from headrace.client.mirror.rows import records_behind
 from headrace.client.net.transport import open_connections_async
 from headrace.wire.batch import read_header
 from headrace.wire.crc import ReadableBuffer
@@ -33,11 +34,11 @@ MAX_FETCHED_BYTES = 4 << 20
 class Side:
     """Connections to the source or to the target of a mirror. Use as an async context manager."""
 
-    def __init__(self, config: AdminConfig, settings: dict[str, Any]) -> None:
-        """`config` is built of `settings`."""
-        self.config = config
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Create it with settings of `AdminConfig`. Raises ConfigError."""
+        self._config = build(AdminConfig, dict(settings))
         self.admin = AsyncAdmin(**settings)
-        self._connections = open_connections_async("Mirror", config)
+        self._connections = open_connections_async("Mirror", self._config)
 
     async def __aenter__(self) -> "Side":
         return self
@@ -52,7 +53,7 @@ class Side:
 
     def topic(self, name: str, topic_id: bytes) -> PartitionCalls:
         """Return the calls about one topic."""
-        return PartitionCalls(name, topic_id, self.config)
+        return PartitionCalls(name, topic_id, self._config)
 
     async def run(self, operation: Operation[Result]) -> Result:
         """Run an operation of `PartitionCalls`."""
@@ -98,16 +99,13 @@ class CopyState:
     """Time at which the source answered last, ms since 1970; 0 if it has not."""
     copied_ms: int = 0
     """Append timestamp, by the source, of the last batch that was copied."""
-    batches: int = 0
     size_bytes: int = 0
     """Bytes copied since the start."""
 
     @property
     def lag(self) -> int:
         """Records of the source that are not copied; -1 while it is not known."""
-        return (
-            -1 if min(self.end_offset, self.source_end_offset) < 0 else max(0, self.source_end_offset - self.end_offset)
-        )
+        return records_behind(self.end_offset, self.source_end_offset)
 
 
 class PartitionCopy:
@@ -151,11 +149,11 @@ class PartitionCopy:
                 batches = list(fitting(fetched.batches, self._end, until))
                 self.state.source_end_offset = fetched.high_watermark
                 self.state.answered_ms = time.time_ns() // 1_000_000
-                await self.follow_log_start(fetched.log_start_offset)
                 if not batches and until is not None and fetched.log_start_offset >= until:
                     # The source has nothing left below `until`, and no batch after it that would have the chain value.
                     batches = list(gap(self._end, LogPoint(until, 0), time.time_ns() // 1_000_000))
                 if not batches:
+                    await self._follow_log_start(fetched.log_start_offset)
                     self._progress(self.state)
                     continue
                 last = read_header(batches[-1])
@@ -170,9 +168,8 @@ class PartitionCopy:
                     fetching = None
                 else:
                     self.state.copied_ms = last.append_timestamp_ms
-                    self.state.batches += len(batches)
                     self.state.size_bytes += size_bytes
-                await self.follow_log_start(fetched.log_start_offset)
+                await self._follow_log_start(fetched.log_start_offset)
                 self._progress(self.state)
         finally:
             if fetching is not None:
@@ -180,15 +177,12 @@ class PartitionCopy:
 
     async def _fetch(self, offset: int) -> Fetched:
         """Fetch at an offset, or from the start of the source's log if that is later."""
-        fetch = self._source_calls.fetch
         try:
-            return await self._source.run(
-                fetch(self._number, offset, max_wait_ms=FETCH_WAIT_MS, max_bytes=self._limits.fetched_bytes)
-            )
+            return await self._fetch_at(offset)
         except OffsetOutOfRangeError:
-            tp = TopicPartition(self._source_calls.topic, self._number)
-            start = (await self._source.admin.list_offsets(tp.topic, "earliest", partitions=[self._number]))[tp].offset
-            end = (await self._source.admin.list_offsets(tp.topic, "latest", partitions=[self._number]))[tp].offset
+            tp, admin = TopicPartition(self._source_calls.topic, self._number), self._source.admin
+            start = (await admin.list_offsets(tp.topic, "earliest", partitions=[self._number]))[tp].offset
+            end = (await admin.list_offsets(tp.topic, "latest", partitions=[self._number]))[tp].offset
             if end < offset:
                 raise DivergedLogError(
                     f"partition {tp} ends at offset {end} at its source, and the mirror's at {offset}: the source has "
@@ -197,9 +191,12 @@ class PartitionCopy:
                 ) from None
             if start <= offset:
                 raise
-        return await self._source.run(
-            fetch(self._number, start, max_wait_ms=FETCH_WAIT_MS, max_bytes=self._limits.fetched_bytes)
-        )
+        return await self._fetch_at(start)
+
+    async def _fetch_at(self, offset: int) -> Fetched:
+        max_bytes = self._limits.fetched_bytes
+        fetching = self._source_calls.fetch(self._number, offset, max_wait_ms=FETCH_WAIT_MS, max_bytes=max_bytes)
+        return await self._source.run(fetching)
 
     async def _append(self, batches: Iterable[ReadableBuffer]) -> None:
         """Append batches, and note where the log ends then."""
@@ -208,7 +205,7 @@ class PartitionCopy:
         self._end = LogPoint(appended.log_end_offset, appended.chain_crc)
         self.state.end_offset = self._end.offset
 
-    async def follow_log_start(self, log_start: int) -> None:
+    async def _follow_log_start(self, log_start: int) -> None:
         """Delete at the mirror what the source has deleted, as far as it is copied and replicated."""
         log_start = min(log_start, self._end.offset)
         if log_start <= self._log_start:

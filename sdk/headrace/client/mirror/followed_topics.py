@@ -1,6 +1,6 @@
 """Topics of a mirror, kept as at the source: created, widened, with its settings. One event loop."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.mirror.mirrors_async import AsyncMirrors
@@ -49,7 +49,7 @@ class FollowedTopics:
         if exists and topic.source_id and topic.source_id != source_id:
             problem = "the topic was deleted and created again at the source; delete it here to mirror the new one"
             return topic.source_id, problem
-        wanted = await _settings(self._source, topic.name)
+        wanted = await own_settings(self._source, topic.name, LOCAL_SETTINGS)
         if not exists:
             await self._target.create_topic(
                 topic.name,
@@ -58,7 +58,7 @@ class FollowedTopics:
                 {**wanted, "mirror": self._name},
             )
             return source_id, ""
-        current = await _settings(self._target, topic.name, also=("mirror",))
+        current = await own_settings(self._target, topic.name, LOCAL_SETTINGS - {"mirror"})
         if current.pop("mirror", "") != self._name:
             return source_id, "another topic has the name here; delete it, or leave it out of the mirror's topics"
         missing = [name for name in current if name not in wanted]
@@ -70,11 +70,7 @@ class FollowedTopics:
         return source_id, ""
 
 
-async def _settings(admin: AsyncAdmin, topic: str, also: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the settings of a topic that are not defaults and that a mirror copies."""
-    found: Mapping[str, object] = await admin.describe_config(topic)
-    return {
-        name: str(getattr(each, "value", ""))
-        for name, each in found.items()
-        if not getattr(each, "is_default", True) and (name not in LOCAL_SETTINGS or name in also)
-    }
+async def own_settings(admin: AsyncAdmin, topic: str, without: Collection[str]) -> dict[str, str]:
+    """Return the settings of a topic that are not defaults, `without` some."""
+    found = await admin.describe_config(topic)
+    return {name: each.value for name, each in found.items() if not each.is_default and name not in without}

@@ -12,6 +12,7 @@ from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy, Side
+from headrace.client.mirror.followed_topics import own_settings
 from headrace.client.opened.directory import LogDirectory
 from headrace.wire.errors import HeadraceError, TimedOutError, TopicAlreadyExistsError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
@@ -74,8 +75,7 @@ def promote(
         NoBrokersAvailableError: If no address responded.
         HeadraceError: As `open`.
     """
-    config = build(AdminConfig, settings)
-    if config.directory:
+    if build(AdminConfig, settings).directory:
         raise ConfigError("topics are promoted to a cluster, and bootstrap_servers is a directory")
     if not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {os.fspath(directory)!r}")
@@ -88,7 +88,7 @@ def promote(
         renamed = dict(names or {})
         wanted = {name: renamed.get(name, name) for name in (found if topics is None else topics)}
         promotion = _Promotion(wanted, replication_factor, bytes_per_second, progress or (lambda state: None))
-        return run_apart(promotion.run(log.bootstrap_servers, config, dict(settings)))
+        return run_apart(promotion.run(log.bootstrap_servers, settings))
 
 
 def run_apart(coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -129,13 +129,9 @@ class _Promotion:
         self._limits = CopyLimits(bytes_per_second)
         self._progress = progress
 
-    async def run(self, source: str, config: AdminConfig, settings: dict[str, Any]) -> list[PromotedTopic]:
+    async def run(self, source: str, settings: Mapping[str, Any]) -> list[PromotedTopic]:
         """Promote all topics of a directory, whose address is `source`."""
-        source_settings = {"bootstrap_servers": source}
-        async with (
-            Side(build(AdminConfig, source_settings), source_settings) as old,
-            Side(config, settings) as new,
-        ):
+        async with Side({"bootstrap_servers": source}) as old, Side(settings) as new:
             done = [await self._copy(old, new, name, target) for name, target in self._names.items()]
             for name, each in zip(self._names, done, strict=True):
                 await _wait_committed(new, each)
@@ -152,10 +148,7 @@ class _Promotion:
         mirror = f"promote-{described.topic_id.hex()[:16]}"
         ends = {tp.partition: at.offset for tp, at in (await old.admin.list_offsets(name, "latest")).items()}
         promoted = PromotedTopic(target, ends)
-        configs = {
-            key: each.value for key, each in (await old.admin.describe_config(name)).items() if not each.is_default
-        }
-        configs.pop("placement", None)
+        configs = await own_settings(old.admin, name, without={"placement"})
         created = await new.admin.create_topic(
             target, len(ends), self._replication_factor, {**configs, "mirror": mirror}, exist_ok=True
         )

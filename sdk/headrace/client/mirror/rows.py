@@ -108,9 +108,7 @@ class PartitionReport:
     @property
     def lag(self) -> int:
         """Records that are not copied; -1 means unknown."""
-        if min(self.end_offset, self.source_end_offset) < 0:
-            return -1
-        return max(0, self.source_end_offset - self.end_offset)
+        return records_behind(self.end_offset, self.source_end_offset)
 
     @property
     def lag_ms(self) -> int:
@@ -118,6 +116,13 @@ class PartitionReport:
         if self.lag == 0:
             return 0
         return max(0, self.at_ms - self.copied_ms) if self.copied_ms and self.lag > 0 else -1
+
+
+def records_behind(end_offset: int, source_end_offset: int) -> int:
+    """Return the records between the ends of two logs; -1 if one of them is unknown, which is -1 too."""
+    if min(end_offset, source_end_offset) < 0:
+        return -1
+    return max(0, source_end_offset - end_offset)
 
 
 class CommonEnd(NamedTuple):

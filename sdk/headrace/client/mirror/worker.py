@@ -12,6 +12,7 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Unpack
 
@@ -61,8 +62,8 @@ class MirrorWorker:
         self._name = name
         self.worker_id = worker_id or uuid.uuid4().hex[:12]
         self._on_report = on_report
+        build(AdminConfig, settings)  # Now, and not when it runs.
         self._settings: dict[str, Any] = dict(settings)
-        self._config = build(AdminConfig, settings)
 
     async def run(self) -> None:
         """Copy until cancelled. Errors are reported and logged, and copying is tried again."""
@@ -90,11 +91,7 @@ class MirrorWorker:
 
     async def _serve(self, mirrors: AsyncMirrors, described: MirrorDescription) -> None:
         """Copy until the mirror's settings change, it is promoted or deleted."""
-        settings = dict(described.settings.source)
-        async with (
-            Side(build(AdminConfig, settings), settings) as source,
-            Side(self._config, self._settings) as target,
-        ):
+        async with Side(described.settings.source) as source, Side(self._settings) as target:
             cluster_id = (await source.admin.describe_cluster()).cluster_id
             await mirrors.note_source(self._name, described, cluster_id)
             serving = _Serving(self._name, self.worker_id, described, mirrors, source, target)
@@ -167,8 +164,11 @@ class _Serving:
 
     async def _share(self, described: MirrorDescription, workers: Iterable[str]) -> None:
         """Begin and end copies, so that this worker copies its share."""
-        copied = {topic.name: topic for topic in described.topics if topic.source_id and not topic.problem}
-        copied = {name: topic for name, topic in copied.items() if not topic.is_promoted}
+        copied = {
+            topic.name: topic
+            for topic in described.topics
+            if topic.source_id and not topic.problem and not topic.is_promoted
+        }
         now = asyncio.get_running_loop().time()
         if now - self._counted_at >= FOLLOW_SECONDS or not set(copied) <= set(self._partitions):
             found = await self._target.admin.describe_topics()
@@ -198,13 +198,11 @@ class _Serving:
 
     def reported(self) -> MirrorDescription:
         """Return the mirror with this worker's own reports only."""
-        described = self._described
-        own = MirrorDescription(self._name, described.settings, described.source_cluster, problem=described.problem)
-        for topic in described.topics:
-            copies = {tp.partition: copy for tp, copy in self._copies.items() if tp.topic == topic.name}
-            topic.partitions = {number: copy.report(self._worker_id) for number, copy in copies.items()}
-            own.topics.append(topic)
-        return own
+        own: dict[str, dict[int, PartitionReport]] = {}
+        for tp, copy in self._copies.items():
+            own.setdefault(tp.topic, {})[tp.partition] = copy.report(self._worker_id)
+        topics = [replace(topic, partitions=own.get(topic.name, {})) for topic in self._described.topics]
+        return replace(self._described, topics=topics)
 
     async def stop(self) -> None:
         """End all copies, and report them a last time."""
