@@ -25,9 +25,9 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from bench.open_loop import SECONDS, STAMP_BYTES, WARM_SECONDS, send_open_loop
 from bench.replication import copy_rate, create_topic, log_of, metadata, show, wait_until_in_sync
+from bench.stage import wait_until
 
 TOPIC = "bench"
-LOOK_SECONDS = 0.02
 TIMEOUT_SECONDS = 300.0
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -61,23 +61,22 @@ def end_offset(admin: headrace.Admin) -> int:
         return 0
 
 
+def begin(mirrors: headrace.Mirrors, source: str) -> int:
+    """Create a mirror of the topic, and return its end as soon as it has records."""
+    mirrors.create("bench", headrace.MirrorSettings({"bootstrap_servers": source}, topics=(TOPIC,)))
+    wait_until(lambda: end_offset(mirrors.admin) > 0, "the mirror begins", TIMEOUT_SECONDS)
+    return end_offset(mirrors.admin)
+
+
 def mirror_rate(source: str, size_bytes: int) -> float:
     """Return the bytes per second of a mirror in a new cluster, from its first records."""
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1)) as target, worker(target.bootstrap_servers):
         with headrace.Admin(bootstrap_servers=source) as admin:
             end = end_offset(admin)
-        settings = headrace.MirrorSettings({"bootstrap_servers": source}, topics=(TOPIC,))
         with headrace.Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
-            mirrors.create("bench", settings)
-            deadline = time.monotonic() + TIMEOUT_SECONDS
-            while not (first := end_offset(mirrors.admin)):
-                assert time.monotonic() < deadline, "the mirror does not begin"
-                time.sleep(LOOK_SECONDS)
-            started = time.monotonic()
-            while end_offset(mirrors.admin) < end:
-                assert time.monotonic() < deadline, "the mirror does not end"
-                time.sleep(LOOK_SECONDS)
-            return size_bytes * (end - first) / end / (time.monotonic() - started)
+            first = begin(mirrors, source)
+            seconds = wait_until(lambda: end_offset(mirrors.admin) >= end, "the mirror ends", TIMEOUT_SECONDS)
+            return size_bytes * (end - first) / end / seconds
 
 
 @app.command()
@@ -121,13 +120,10 @@ def lag(
     with LocalCluster(spec) as source, LocalCluster(spec) as target, worker(target.bootstrap_servers):
         with headrace.Admin(bootstrap_servers=source.bootstrap_servers) as admin:
             admin.create_topic(TOPIC, partitions=1, config={"durability": "async"})
-        settings = headrace.MirrorSettings({"bootstrap_servers": source.bootstrap_servers}, topics=(TOPIC,))
+        with headrace.Producer(bootstrap_servers=source.bootstrap_servers) as producer:
+            producer.send(TOPIC, bytes(STAMP_BYTES)).result()
         with headrace.Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
-            mirrors.create("bench", settings)
-            with headrace.Producer(bootstrap_servers=source.bootstrap_servers) as producer:
-                producer.send(TOPIC, bytes(STAMP_BYTES)).result()
-            while not end_offset(mirrors.admin):
-                time.sleep(LOOK_SECONDS)
+            begin(mirrors, source.bootstrap_servers)
         count = round(rate * (WARM_SECONDS + SECONDS))
         found: list[float] = []
 
