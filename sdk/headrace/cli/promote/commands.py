@@ -1,9 +1,8 @@
 """`headrace promote`: topics of a directory in a cluster."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,12 +10,6 @@ from headrace.cli.common.arguments import parse_rate
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection, bytes_text
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
-
-if TYPE_CHECKING:
-    from headrace.client.mirror.copying import CopyState
-
-TOLD_SECONDS = 2.0
-"""Interval of progress."""
 
 _COLUMNS = (
     Column("TOPIC", "topic"),
@@ -72,24 +65,12 @@ def promote(
     renamed = dict(each.partition("=")[::2] for each in names or ())
     if not all(renamed.values()):
         raise UsageProblem("--as is not TOPIC=NAME")
-    told_at = time.monotonic()
-
-    def tell(state: "CopyState") -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= TOLD_SECONDS:
-            told_at = time.monotonic()
-            session.note(
-                f"{state.topic}-{state.partition}: {bytes_text(state.size_bytes)}, "
-                f"{state.end_offset} of {state.source_end_offset}"
-            )
-
     promoted = copy(
         directory,
         topics or None,
         names=renamed,
         replication_factor=replication_factor,
         bytes_per_second=parse_rate(rate, "--rate") if rate else 0,
-        progress=tell,
         **session.settings(),
     )
     rows: list[dict[str, JsonValue]] = [

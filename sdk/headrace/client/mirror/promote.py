@@ -14,6 +14,7 @@ from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy, Side
 from headrace.client.mirror.followed_topics import own_settings
 from headrace.client.opened.directory import LogDirectory
+from headrace.display.progress import progress_bar
 from headrace.wire.errors import HeadraceError, TimedOutError, TopicAlreadyExistsError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
 
@@ -164,18 +165,25 @@ class _Promotion:
         calls = new.topic(target, created.topic_id)
         room = asyncio.Semaphore(CONCURRENT_COPIES)
 
-        async def copy(number: int, end_offset: int) -> int:
-            async with room:
-                one = PartitionCopy(number, (old, source), (new, calls), self._limits, self._progress)
-                await one.run(end_offset)
-                return one.state.size_bytes
+        states: dict[int, CopyState] = {}
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                copies = [tasks.create_task(copy(number, end)) for number, end in ends.items()]
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        promoted.size_bytes = sum(task.result() for task in copies)
+        def advance(state: CopyState) -> None:
+            states[state.partition] = state
+            promoted.size_bytes = sum(each.size_bytes for each in states.values())
+            bar.reach(sum(each.end_offset for each in states.values()), f"{promoted.size_bytes / 1e6:,.1f} MB")
+            self._progress(state)
+
+        async def copy(number: int, end_offset: int) -> None:
+            async with room:
+                await PartitionCopy(number, (old, source), (new, calls), self._limits, advance).run(end_offset)
+
+        with progress_bar(f"promote {name}", "records", sum(ends.values())) as bar:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for number, end in ends.items():
+                        tasks.create_task(copy(number, end))
+            except BaseExceptionGroup as several:
+                raise several.exceptions[0] from None
         return promoted
 
     async def _copy_groups(self, old: Side, new: Side, promoted: Sequence[PromotedTopic]) -> None:
