@@ -85,12 +85,18 @@ class TlsSocket:
         return _can_receive(self.connection, seconds, to_send=to_send)
 
     def receive_into(self, buffer: memoryview, is_whole: bool) -> int:
-        """See `PlainSocket`; the buffer is not filled."""
+        """See `PlainSocket`; never waits. OpenSSL returns at most one record of TLS at a time, 16 KiB."""
+        received = 0
         try:
-            with self._lock:
-                return self.connection.recv_into(buffer, len(buffer))
+            while received < len(buffer):
+                with self._lock:
+                    count = self.connection.recv_into(buffer[received:])
+                received += count
+                if count == 0 or not is_whole:
+                    break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return -1
+            return received or -1
+        return received
 
     def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
         """See `PlainSocket`."""

@@ -1,0 +1,42 @@
+"""Sockets of the native protocol for blocking clients."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+
+from headrace.client.net.native_sockets import TlsSocket
+from headrace_devcluster.certificates import Authority
+
+RECORD_BYTES = 16 * 1024
+
+
+def test_a_large_frame_is_received_from_many_records_of_tls_in_one_call(tmp_path):
+    """A turn of the connection costs more than a record of TLS. A small frame ends after one."""
+    sent = bytes(range(256)) * (6 * RECORD_BYTES // 256)
+    paths = Authority(tmp_path, "services").issue("broker")
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(paths.cert_file, paths.key_file)
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        with server_context.wrap_socket(theirs, server_side=True) as server:
+            server.sendall(sent)
+
+    peer = threading.Thread(target=serve)
+    peer.start()
+    context = ssl.create_default_context(cafile=str(paths.ca_file))
+    connection = TlsSocket(context.wrap_socket(ours, server_hostname="127.0.0.1"))
+    buffer = memoryview(bytearray(len(sent)))
+    try:
+        peer.join()
+        assert connection.wait(10.0)
+        assert connection.receive_into(buffer, False) == RECORD_BYTES
+        assert connection.receive_into(buffer[RECORD_BYTES:], True) == len(sent) - RECORD_BYTES
+        assert bytes(buffer) == sent
+        assert connection.wait(10.0)
+        assert connection.receive_into(memoryview(bytearray(1)), True) == 0
+    finally:
+        connection.connection.close()
+        peer.join()
