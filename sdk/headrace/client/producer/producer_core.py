@@ -8,6 +8,7 @@ Except for that of the topics, none is held to encode, to call or to wait. The d
 the fast path of a blocking producer: they lack unknown topics, and are empty after a fork or a close.
 """
 
+import logging
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,14 @@ from typing import Any
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ProducerConfig
-from headrace.client.base.errors import BufferFullError, ClosedError, ConfigError, ForkedError, SerializationError
+from headrace.client.base.errors import (
+    BufferFullError,
+    ClosedError,
+    ConfigError,
+    ForkedError,
+    NoBrokersAvailableError,
+    SerializationError,
+)
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.operations import Operation, Pause
@@ -38,6 +46,8 @@ from headrace.display.progress import ProgressBar, progress_bar
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import BatchTooLargeError, HeadraceError
 from headrace.wire.typed.topic_columns import TopicColumns
+
+_log = logging.getLogger("headrace.client")
 
 TOPIC_GRACE_S = 2.0
 """Time for which a topic may be unknown before an error is raised: a server may lack the newest metadata."""
@@ -291,6 +301,9 @@ class ProducerCore:
                     if unknown is None or unknown is error:
                         raise
                     raise unknown from error  # A missing response at the deadline adds no information.
+                if attempt == 1 and isinstance(error, NoBrokersAvailableError):
+                    seconds = self.config.max_block_ms / 1000
+                    _log.warning("%s; send to %s is tried again for up to %g s", error.message, name, seconds)
                 delay = self._backoff.delay_ms(attempt, error.retry_after_ms) / 1000
                 yield Pause(min(delay, max(0.0, until - time.monotonic())))
                 self.check_usable()

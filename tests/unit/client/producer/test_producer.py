@@ -299,8 +299,9 @@ def test_a_topic_that_a_server_did_not_know_stays_unknown_when_servers_fall_sile
             producer.send("nowhere", b"x")
 
 
-def test_an_unreachable_cluster_names_every_address_and_its_cause():
-    """A port without a listener and a name that does not resolve, each with its own cause."""
+def test_an_unreachable_cluster_names_every_address_and_its_cause(caplog):
+    """A port without a listener and a name that does not resolve, each with its own cause: in the log at once, since
+    `send` tries for a minute by default, and in the error."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -309,6 +310,9 @@ def test_an_unreachable_cluster_names_every_address_and_its_cause():
                 producer.send("t", b"x")
     assert set(caught.value.causes) == {address, "no-such-host.invalid:1"}
     assert address in str(caught.value)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"no broker or coordinator answered ({address}: ")
+    assert "send to t is tried again for up to 0.3 s" in warning
 
 
 def test_a_topic_created_again_gets_no_record_of_the_old_one(fake_cluster):
