@@ -159,7 +159,7 @@ def _check(admin: "Admin", groups: list[str]) -> "dict[str, Exception | None]":
         if group not in listed:
             found[group] = UnknownGroupError(f"there is no group {group!r}")
         elif listed[group].members:
-            found[group] = GroupNotEmptyError(f"group {group} has {listed[group].members} members")
+            found[group] = GroupNotEmptyError(f"group {group} has {counted(listed[group].members, 'member')}")
         else:
             found[group] = None
     return found

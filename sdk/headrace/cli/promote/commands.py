@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.common.arguments import parse_rate
+from headrace.cli.common.arguments import counted, parse_rate
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection, bytes_text
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
@@ -89,4 +89,4 @@ def promote(
     refused = {group: error for each in promoted for group, error in each.refused_groups.items()}
     if refused:
         told = "; ".join(f"{group}: {error}" for group, error in sorted(refused.items()))
-        raise CommandFailed(ExitCode.FAILED, f"the offsets of {len(refused)} groups were not stored: {told}")
+        raise CommandFailed(ExitCode.FAILED, f"offsets not stored for {counted(len(refused), 'group')}: {told}")

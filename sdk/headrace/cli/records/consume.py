@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.common.arguments import counted
 from headrace.cli.common.names import Topic, group_names
 from headrace.cli.common.session import Session, UsageProblem, command
 from headrace.cli.records.consume_plan import LastRecords, PartitionPlan, plan_partitions, timestamps_of
@@ -169,7 +170,7 @@ def consume(
     if collected is not None:
         records = collected.take()
         sink.write(records if count is None else records[len(records) - min(count, len(records)) :])
-    session.detail(f"{sink.written} records of {len(plans)} partitions")
+    session.detail(f"{counted(sink.written, 'record')} of {counted(len(plans), 'partition')}")
 
 
 def _column_names(session: Session, topic: str) -> list[str]:
@@ -183,7 +184,7 @@ def _column_names(session: Session, topic: str) -> list[str]:
 
 def _note_skipped(session: Session, skipped: int) -> None:
     if skipped:
-        session.note(f"{skipped} batches could not be decoded and were skipped")
+        session.note(f"skipped {skipped} {'batch' if skipped == 1 else 'batches'} that could not be decoded")
 
 
 def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink: "RecordSink") -> None:
@@ -202,7 +203,7 @@ def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink
                     check_pipe()
             skipped = consumer.calls().corrupt_batches
         _note_skipped(session, skipped)
-    session.detail(f"{sink.written} records")
+    session.detail(counted(sink.written, "record"))
 
 
 class RecordSink:

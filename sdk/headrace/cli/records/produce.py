@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.names import Topic
 from headrace.cli.common.rendering import OutputFormat, Report, bytes_text, render
@@ -221,7 +222,7 @@ def _send_all(
                         timestamp_ms=record.timestamp_ms,
                     )
             read_bytes += block.read_bytes
-            progress.reach(read_bytes, f"{tally.records:,} records")
+            progress.reach(read_bytes, counted(tally.records, "record"))
     except (BadLineError, LineTooLongError, OSError) as problem:
         producer.flush()
         if not tally.records:
@@ -271,8 +272,9 @@ def _summary(session: Session, topic: str, tally: Tally, seconds: float, *, dry_
     if session.output in (OutputFormat.JSON, OutputFormat.YAML):
         write_out(render(report, session.output))
     else:
+        done = "would produce" if dry_run else "produced"
         session.note(
-            f"{'would produce' if dry_run else 'produced'} {tally.records:,} records, {bytes_text(tally.bytes)}"
+            f"{done} {counted(tally.records, 'record')}, {bytes_text(tally.bytes)}"
             + ("" if dry_run else f", in {seconds:.2f} s ({rate:,.0f} records/s)")
             + f" to {topic}"
         )

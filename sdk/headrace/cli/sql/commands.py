@@ -10,6 +10,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from headrace.cli.common.arguments import counted
 from headrace.cli.common.session import Session, UsageProblem, command, report_error
 from headrace.cli.sql.output import SqlOutput, write_result
 
@@ -80,7 +81,7 @@ def _run(
         raise UsageProblem(f"{output.value} is not for a terminal: give --file, or redirect the output")
     with run(query, **settings, **bounds) as result, _stream(file) as stream:
         count = write_result(result.arrow_batches(), output, stream)
-    session.detail(f"{count} rows")
+    session.detail(counted(count, "row"))
 
 
 @contextmanager

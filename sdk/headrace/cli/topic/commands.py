@@ -177,7 +177,7 @@ def alter(
         session.note(f"warning: {warning}")
     parts = [f"{name}={value}" for name, value in wanted.items()]
     parts += [f"{name} back to its default" for name in back]
-    parts += [f"{partitions} partitions"] if partitions is not None else []
+    parts += [counted(partitions, "partition")] if partitions is not None else []
     document: dict[str, JsonValue] = {
         "name": topic,
         "set": dict(wanted),
