@@ -20,6 +20,11 @@ def connection():
         ("select a, count(*) from t group by a", {"t": 1}, {"a"}),
         ("select * from t", {"t": 1}, None),
         ("select t.* from t", {"t": 1}, None),
+        ("select t from t", {"t": 1}, None),
+        ("select count(X) from t x", {"t": 1}, None),
+        ("select a from t as x(a, b)", {"t": 1}, None),
+        ("select #1 from t", {"t": 1}, None),
+        ("select a as t from u order by t", {"u": 1}, {"a", "t"}),
         ("select count(*) from t", {"t": 1}, set()),
         ("select x.a from t x join u on x.a = u.b", {"t": 1, "u": 1}, {"x", "a", "u", "b"}),
         ("select b from t join u using (a)", {"t": 1, "u": 1}, {"a", "b"}),
@@ -52,6 +57,10 @@ def test_tables_and_columns(connection, query, tables, columns):
         ("a + 1 > 3", set()),
         ("a > (select max(b) from u)", set()),
         ("a in (1, 2)", set()),
+        ("a > random() * 10", set()),
+        ("a > 1 collate nocase", set()),
+        ("s.a > 3", set()),
+        ("T.a > 3", {("a", "low", 3)}),
     ],
 )
 def test_bounds(connection, where, bounds):
@@ -66,6 +75,9 @@ def test_bounds_are_of_one_topic(connection):
     assert query_parts(connection, "select 1 from t join t x on true where a > 3").bounds == ()
     assert query_parts(connection, "select 1 from (select * from t) where a > 3").bounds == ()
     assert query_parts(connection, "select 1 from t where a > 3 union select 1 from u").bounds == ()
+    assert query_parts(connection, "with c as (select -a as a from t) select 1 from c where a > 3").bounds == ()
+    assert query_parts(connection, "select 1 from t as x(a, b) where a > 3").bounds == ()
+    assert query_parts(connection, "select 1 from t as x where t.a > 3").bounds == ()
 
 
 def test_what_is_no_query(connection):

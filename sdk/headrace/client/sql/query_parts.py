@@ -20,6 +20,12 @@ _COMPARISONS = {
     "COMPARE_LESSTHANOREQUALTO": ("high",),
 }
 _FLIPPED = {"low": "high", "high": "low"}
+_ALL_COLUMNS = {"STAR", "POSITIONAL_REFERENCE"}
+"""Classes of nodes that may be any column of a table."""
+_NO_CONSTANT = {"COLUMN_REF", "SUBQUERY", "PARAMETER", "COLLATE"}
+"""Classes of nodes in expressions that are no bound; a collation compares in an order of its own."""
+_VOLATILE = {"random", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "nextval"}
+"""Functions that have another value for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +73,22 @@ def query_parts(connection: Any, query: str) -> QueryParts:
         for each in _nodes(node)
         if each.get("type") == "BASE_TABLE" and each["table_name"] not in named
     )
-    return QueryParts(tables, _columns(node), tuple(_bounds(node)) if sum(tables.values()) == 1 else ())
+    bounds = tuple(_bounds(node, next(iter(tables)))) if sum(tables.values()) == 1 else ()
+    return QueryParts(tables, _columns(node), bounds)
 
 
 def value_of(connection: Any, expression: Any, type_name: str) -> Any:
-    """Return the value of an expression without columns, cast to a type of DuckDB."""
+    """Return the value of an expression without columns, cast to a type of DuckDB; `None` if it is null.
+
+    Raises:
+        TypeError: If it is not a text, and the type is: DuckDB compares the two as numbers, times and so on.
+        duckdb.Error: If it cannot be computed or cast.
+    """
     tree = json.loads(connection.execute("select json_serialize_sql('select 1')").fetchall()[0][0])
     tree["statements"][0]["node"]["select_list"] = [expression]
     found = connection.execute("from json_execute_serialized_sql(?)", [json.dumps(tree)]).fetchall()[0][0]
+    if type_name == "VARCHAR" and not isinstance(found, str | None):
+        raise TypeError(f"{found!r} is not compared as a text")
     return connection.execute(f"select cast(? as {type_name})", [found]).fetchall()[0][0]
 
 
@@ -96,22 +110,31 @@ def _entries(cte_map: Any) -> list[dict[str, Any]]:
 def _columns(node: Any) -> frozenset[str] | None:
     """Return every name that may be a column: also those of tables and aliases, which narrow less."""
     names: set[str] = set()
+    tables = (each for each in _nodes(node) if "class" not in each)
+    rows = {str(each.get("alias") or each.get("table_name") or "").lower() for each in tables}
     for each in _nodes(node):
-        if each.get("class") == "STAR":
+        if each.get("class") in _ALL_COLUMNS or each.get("type") == "PIVOT" or each.get("column_name_alias"):
             return None
         if each.get("type") in {"JOIN"} and (each.get("using_columns") or each.get("ref_type") == "NATURAL"):
             if each.get("ref_type") == "NATURAL":
                 return None
             names.update(each["using_columns"])
         if each.get("class") == "COLUMN_REF":
-            names.update(each.get("column_names", ()))
+            found = each.get("column_names", ())
+            if len(found) == 1 and found[0].lower() in rows:
+                return None  # A whole row as a struct.
+            names.update(found)
     return frozenset(names)
 
 
-def _bounds(node: dict[str, Any]) -> Iterator[Bound]:
-    """Yield the bounds in the conjunction of a plain SELECT's WHERE clause."""
-    if node.get("type") != "SELECT_NODE" or node.get("from_table", {}).get("type") != "BASE_TABLE":
+def _bounds(node: dict[str, Any], table: str) -> Iterator[Bound]:
+    """Yield the bounds in the conjunction of the WHERE clause of a plain SELECT from a table, under its own columns."""
+    source = node.get("from_table", {})
+    if node.get("type") != "SELECT_NODE" or source.get("type") != "BASE_TABLE" or source.get("column_name_alias"):
         return
+    if source.get("table_name") != table:
+        return  # A common table expression, whose columns have these names.
+    row = str(source.get("alias") or table).lower()
     waiting = [node.get("where_clause")]
     while waiting:
         each = waiting.pop()
@@ -120,22 +143,25 @@ def _bounds(node: dict[str, Any]) -> Iterator[Bound]:
         if each.get("type") == "CONJUNCTION_AND":
             waiting += each.get("children", [])
         elif each.get("class") == "COMPARISON":
-            yield from _comparison(each)
+            yield from _comparison(each, row)
         elif each.get("class") == "BETWEEN":
             for end, key in (("low", "lower"), ("high", "upper")):
-                yield from _bound(each.get("input"), (end,), each.get(key))
+                yield from _bound(each.get("input"), row, (end,), each.get(key))
 
 
-def _comparison(node: dict[str, Any]) -> Iterator[Bound]:
+def _comparison(node: dict[str, Any], row: str) -> Iterator[Bound]:
     ends = _COMPARISONS.get(node.get("type", ""), ())
-    yield from _bound(node.get("left"), ends, node.get("right"))
-    yield from _bound(node.get("right"), tuple(_FLIPPED[end] for end in ends), node.get("left"))
+    yield from _bound(node.get("left"), row, ends, node.get("right"))
+    yield from _bound(node.get("right"), row, tuple(_FLIPPED[end] for end in ends), node.get("left"))
 
 
-def _bound(column: Any, ends: tuple[str, ...], expression: Any) -> Iterator[Bound]:
+def _bound(column: Any, row: str, ends: tuple[str, ...], expression: Any) -> Iterator[Bound]:
     if not isinstance(column, dict) or column.get("class") != "COLUMN_REF":
         return
-    if any(each.get("class") in {"COLUMN_REF", "SUBQUERY", "PARAMETER"} for each in _nodes(expression)):
+    if any(each.get("class") in _NO_CONSTANT or each.get("function_name") in _VOLATILE for each in _nodes(expression)):
         return
+    *qualifiers, name = column["column_names"]
+    if qualifiers and [each.lower() for each in qualifiers] != [row]:
+        return  # A field of a struct.
     for end in ends:
-        yield Bound(column["column_names"][-1], end, expression)
+        yield Bound(name, end, expression)

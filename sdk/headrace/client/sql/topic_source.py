@@ -71,6 +71,8 @@ class TopicSource:
             value = value_of(connection, bound.expression, _type_name(connection, columns, bound.column))
         except Exception:
             return
+        if value is None:
+            return  # No row compares with null, as DuckDB finds.
         low, high = self._where.get(column.name, (None, None))
         if bound.end == "low":
             low = value if low is None else max(low, value)

@@ -1,0 +1,85 @@
+"""What a query does not read never changes its result: that of DuckDB over the whole topic."""
+
+from __future__ import annotations
+
+import duckdb
+import headrace
+import pyarrow as pa
+import pytest
+
+COLUMNS = "page string required, user int64, place struct<user: int64, city: string>"
+VISITS = pa.Table.from_pylist(
+    [
+        {"page": page, "user": user, "place": {"user": -user, "city": "x"}}
+        for user, page in enumerate(["a", "A", "b", "05", "5", "B", "c"])
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    import headrace
+
+    with headrace.open(tmp_path_factory.mktemp("sql") / "log") as opened:
+        opened.admin.create_topic("visits", columns=COLUMNS)
+        with opened.producer() as producer:
+            producer.send_table("visits", VISITS)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def whole():
+    with duckdb.connect() as connection:
+        connection.register("visits", VISITS)
+        yield connection
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        # The bound of a column that a CTE computes.
+        "with v as (select -user as user from visits) select user from v where user < -2",
+        "with V as (select -user as user from visits) select user from v where user < -2",
+        # The field of a struct that has the name of a column.
+        "select user from visits where place.user < -2",
+        "select user from visits v where v.place.user < -2",
+        "select place.user from visits place where place.user > 2",
+        "select place.user from visits as v(page, user, place) where place.user < -2",
+        # Renamed columns.
+        "select a from visits as v(a, page, user) where page > 2",
+        # Comparisons by another order than that of the column's values.
+        "select page from visits where page = 'A' collate nocase",
+        "select page from visits where page between 'A' collate nocase and 'B' collate nocase",
+        "select page from visits where page in ('5', '05') and page = 5",
+        # Bounds that are null.
+        "select user from visits where user > 3 and user > null",
+        "select user from visits where user > nullif(1, 1) and user > 3",
+        "select user from visits where user < 3 and user < null",
+        # All columns without a star, or by their numbers.
+        "select visits from visits where user = 3",
+        "select v.user, v from visits v where v.user = 3",
+        "select count(V) from visits v",
+        "select #2 from visits",
+        "select #1 from visits where user > 2 order by all",
+        "select columns('u.*') from visits where page = 'c'",
+        "select * from (unpivot (select user, page from visits) on user)",
+        "select count(*) from (from visits pivot (max(user) for page in ('a', 'b') group by place))",
+        "from visits select user where user > 4",
+    ],
+)
+def test_results_are_those_of_the_whole_topic(log, whole, query):
+    """Also of names that are no column of the topic, and of comparisons that bounds do not express."""
+
+    def result(run):
+        try:
+            found = run()
+        except (duckdb.Error, headrace.InvalidRequestError):
+            return "refused"
+        return sorted(map(repr, found))
+
+    def of_headrace():
+        with log.sql(query) as found:
+            return list(found)
+
+    expected = result(whole.execute(query).fetchall)
+    assert result(of_headrace) == expected
