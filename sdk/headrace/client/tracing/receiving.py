@@ -6,6 +6,7 @@ producer decides what is sampled, and asking a sampler for every record would co
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.config import ConsumerConfig
@@ -115,10 +116,9 @@ class ProcessSpan:
 def contexts_of(batches: Iterable[DecodedBatch]) -> list[TraceParent]:
     """Return the distinct contexts of records, at most `MAX_LINKS`, in the order of the records."""
     found: dict[bytes, None] = {}
-    for decoded in batches:
-        for value in decoded.traceparents():
-            found[value] = None
-            if len(found) == MAX_LINKS:
-                break
+    for value in chain.from_iterable(decoded.traceparents() for decoded in batches):
+        found[value] = None
+        if len(found) == MAX_LINKS:
+            break
     parsed = (parse_traceparent(value.decode("ascii", errors="replace")) for value in found)
     return [parent for parent in parsed if parent is not None]

@@ -2,9 +2,12 @@
 
 import asyncio
 import threading
+from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 from headrace import aio
+from headrace.client.tracing.receiving import MAX_LINKS, contexts_of
 from headrace.wire.errors import BatchTooLargeError
 from headrace.wire.trace_context import parse_traceparent
 from opentelemetry import trace
@@ -182,6 +185,14 @@ def test_a_record_that_is_not_accepted_ends_its_span_as_failed(log, application)
     assert span.attributes["error.type"] == "BATCH_TOO_LARGE"
     assert span.status.status_code is StatusCode.ERROR
     assert span.status.description is None
+
+
+def test_the_links_of_a_poll_are_bounded():
+    """Of all its batches together: the contexts after the last link are not even looked at."""
+    contexts = (b"00-%032x-%016x-01" % (number, number) for number in range(1, 4 * MAX_LINKS))
+    batches = [SimpleNamespace(traceparents=lambda: islice(contexts, MAX_LINKS - 1)) for _ in range(4)]
+    assert [found.span_id for found in contexts_of(batches)] == list(range(1, MAX_LINKS + 1))
+    assert next(contexts).endswith(b"-%016x-01" % (MAX_LINKS + 1))
 
 
 def test_a_poll_links_to_the_contexts_of_its_records(log, application):
