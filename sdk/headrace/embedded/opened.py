@@ -271,6 +271,8 @@ class OpenDirectory:
             _log.debug("%s-%d: %s", partition.topic.name, partition.number, error)
         except HeadraceError as error:
             _log.error("%s-%d: %s", partition.topic.name, partition.number, error)
+        except Exception:  # The thread serves the other partitions whatever happens to this one.
+            _log.exception("%s-%d", partition.topic.name, partition.number)
 
     def compaction_end(self, partition: DirectoryPartition) -> int:
         """Return up to where a log may be compacted; replaced by who keeps a state of it."""

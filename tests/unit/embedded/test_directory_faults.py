@@ -155,6 +155,21 @@ def test_a_refused_heartbeat_does_not_hide_from_others_what_they_are_assigned(tm
     assert sum(map(len, owned.values())) == 4
 
 
+def test_the_other_partitions_are_cared_for_after_an_error_that_nobody_expected(tmp_path, monkeypatch, caplog):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks", partitions=2)
+        directory = log._server.directory
+        topic = next(iter(directory.all_topics()))
+        first, second = (directory.readable(topic, number) for number in range(2))
+        kept = threading.Event()
+        monkeypatch.setattr(first, "checkpoint", lambda: 1 / 0)
+        monkeypatch.setattr(second, "checkpoint", kept.set)
+        with log.producer() as producer:
+            producer.send("clicks", b"1", partition=1).result(WAIT)
+        assert kept.wait(WAIT)
+        assert "ZeroDivisionError" in caplog.text
+
+
 def test_producers_that_are_silent_are_forgotten(tmp_path, monkeypatch):
     with headrace.open(tmp_path / "events") as log:
         log.admin.create_topic("clicks")
