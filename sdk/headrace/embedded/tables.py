@@ -86,7 +86,10 @@ class DirectoryTableState:
 
     def _read_all(self, offset: int, end_offset: int) -> Iterator[Columns]:
         while offset < end_offset:
-            for columns in self._read(offset, READ_BYTES, end_offset):
+            found = self._read(offset, READ_BYTES, end_offset)
+            if not found:
+                raise OffsetNotAvailableError(f"the log was cut off at offset {offset} meanwhile")
+            for columns in found:
                 yield columns
                 offset = columns.header.end_offset
 

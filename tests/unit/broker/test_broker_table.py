@@ -22,6 +22,7 @@ from headrace.wire.decoded import Columns
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import (
     OffsetNotAvailableError,
+    OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     ShuttingDownError,
     StorageOfflineError,
@@ -404,7 +405,11 @@ async def test_a_truncated_log_is_read_anew(tmp_path: Path) -> None:
         assert await read(partition, b"s0") == {b"a": b"2"}
 
 
-async def test_a_high_watermark_within_a_batch_is_no_endless_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_a_high_watermark_within_a_batch_is_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
     async with leading_partition(tmp_path) as partition:
         writes = open_table(partition)
         await writes.write(write(b"r", {b"a": b"1", b"b": b"1"}), 5.0)
@@ -412,6 +417,33 @@ async def test_a_high_watermark_within_a_batch_is_no_endless_loop(tmp_path: Path
         assert partition.table is not None
         with pytest.raises(OffsetNotAvailableError):
             await partition.table.read_state(5.0)
+
+
+@pytest.mark.parametrize("failure", [None, OffsetOutOfRangeError("the log ends before")])
+async def test_a_log_that_is_cut_off_while_a_write_is_decided_is_no_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+) -> None:
+    """The write is decided anew, after the event loop has done what else there is."""
+    async with leading_partition(tmp_path) as partition:
+        writes, table = open_table(partition), partition.table
+        assert table is not None
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        await read(partition, b"r")
+        log_end, reads = partition.replica.log_end_offset, 0
+
+        async def cut(*_: object) -> list[Columns]:
+            nonlocal reads
+            reads += 1
+            assert reads < 10, "the loop has an end"
+            asyncio.get_running_loop().call_soon(setattr, partition.replica, "log_end_offset", log_end)
+            if failure is not None:
+                raise failure
+            return []
+
+        monkeypatch.setattr(table, "_read", cut)
+        partition.replica.log_end_offset = Offset(log_end + 1)
+        written = await writes.write(write(b"r", {b"a": b"2"}, if_version=0), 5.0)
+        assert (written.applied, reads) == (True, 1)
 
 
 async def test_records_below_the_log_start_are_forgotten(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class PartitionTable:
             while self._state.end_offset < end_offset:
                 batches = await self._read(self._state.end_offset, APPLIED_BYTES, end_offset)
                 if not batches:
-                    raise OffsetNotAvailableError("the high watermark is within a batch of this replica")
+                    raise _cut_meanwhile(self._state.end_offset)
                 for columns in batches:
                     await self._apply(columns)
         except SliceCutError:
@@ -267,6 +267,8 @@ class PartitionTable:
             while offset < end_offset:
                 with log.reader.read(offset, BUILT_BYTES, end_offset) as found:
                     data, position = found.read(), found.position
+                if not data:
+                    raise _cut_meanwhile(offset)
                 for columns in self._decode(data, position):
                     yield from changes_of(columns)
                     offset, crc = columns.header.end_offset, columns.header.chain_crc
@@ -348,8 +350,10 @@ class PartitionTable:
         while pending.end_offset < log_end:
             try:
                 batches = await self._read(pending.end_offset, APPLIED_BYTES, log_end)
-            except SliceCutError:
+            except (SliceCutError, OffsetOutOfRangeError):
                 return
+            if not batches:
+                return  # The log was truncated to this offset, and `knows_log_end` says so.
             for columns in batches:
                 if columns.header.end_offset > pending.end_offset:
                     for change in changes_of(columns):
@@ -368,3 +372,10 @@ class PartitionTable:
     def columns_now(self, row: bytes) -> dict[bytes, int]:
         """Return the columns of a row with their versions, uncommitted changes included."""
         return self._state.changed(row, self._uncommitted.of(row))
+
+
+def _cut_meanwhile(offset: int) -> OffsetNotAvailableError:
+    """Return the error of a read that found no batch where one must be; not raised."""
+    return OffsetNotAvailableError(
+        f"the high watermark is within a batch of this replica, or its log was cut off at offset {offset} meanwhile"
+    )

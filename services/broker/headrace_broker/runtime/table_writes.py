@@ -9,6 +9,7 @@ from headrace.partition.batch_checks import AppendResult
 from headrace.partition.row_writes import RowWrite
 from headrace.wire.errors import Outcome
 from headrace.wire.table_keys import ABSENT
+from headrace_server.caller_turns import next_turn
 
 from headrace_broker.runtime.table import PartitionTable
 
@@ -52,6 +53,7 @@ class TableWrites:
             try:
                 written = await self._try(write, deadline)
             except _LogMovedError:
+                await next_turn()  # What moves the log may need the event loop.
                 continue
             await self._await_commit(written, deadline)
             return written
