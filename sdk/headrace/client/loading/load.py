@@ -159,7 +159,7 @@ class _Loading:
 
     def run(self, ends: Mapping[TopicPartition, int] | None, stop: threading.Event) -> None:
         """Load up to `ends`, or with `None` until `stop`; then commit what was read."""
-        self._assign()
+        self._assign(ends)
         since: float | None = None
         while not stop.is_set() and not self._is_at(ends):
             self._read(ends)
@@ -171,19 +171,20 @@ class _Loading:
                 self._commit()
                 since = None
             if ends is None and now - self._looked_at >= LOOK_SECONDS:
-                self._assign()
+                self._assign(ends)
             if ends is None:
                 self._tell()
         self._commit()
 
-    def _assign(self) -> None:
-        """Read all partitions of the topics, also new ones, from where they are loaded to."""
+    def _assign(self, ends: Mapping[TopicPartition, int] | None) -> None:
+        """Read the partitions of `ends`, or with `None` all, also new ones, from where they are loaded to."""
         self._looked_at = time.monotonic()
         wanted = {}
         for topic, each in self._loads.items():
             if set(each.offsets("latest")) != set(each.positions):
                 each.starts()
-            wanted.update({TopicPartition(topic, number): at for number, at in each.positions.items()})
+            places = {TopicPartition(topic, number): at for number, at in each.positions.items()}
+            wanted.update({tp: at for tp, at in places.items() if ends is None or tp in ends})
         if set(wanted) != set(self._consumer.assignment()):
             self._consumer.assign(wanted)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable as DeltaLog
 from headrace.client.base.errors import ConfigError
+from headrace.client.loading import load as load_module
 from headrace.client.loading import topic_load
 from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.tables.iceberg_table import IcebergTable
@@ -233,6 +234,24 @@ def test_records_that_retention_removed_are_an_error_or_counted(log, loaded, tmp
     (summary,) = loaded(accept_data_loss=True)
     assert (summary.rows, summary.lost) == (7, 2)
     assert numbers(read(tmp_path, "parquet")) == [number for number in range(18) if number not in {10, 13}]
+
+
+def test_partitions_that_are_added_when_a_load_begins_are_for_the_next_one(log, loaded, monkeypatch):
+    """The end of the load is what there was at its beginning."""
+    send(log, 0, 6)
+    ends_of = load_module._ends
+
+    def ends(admin, topics, until):
+        found = ends_of(admin, topics, until)
+        admin.create_partitions("clicks", 4)
+        with log.producer() as producer:
+            producer.send("clicks", b"later", partition=3)
+        return found
+
+    monkeypatch.setattr(load_module, "_ends", ends)
+    assert loaded()[0].rows == 6
+    monkeypatch.undo()
+    assert loaded()[0].rows == 1
 
 
 def test_a_log_that_lost_records_is_refused(log, loaded, monkeypatch):
