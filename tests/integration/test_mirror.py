@@ -194,6 +194,51 @@ def test_failing_back_continues_or_says_what_would_be_lost(source, headrace_clus
     asyncio.run(run())
 
 
+def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topic_name):
+    """Producers are accepted again at all topics, also at those that could be failed back, and none is deleted."""
+    here, there = headrace_cluster.bootstrap_servers, source.bootstrap_servers
+    name, topics = topic_name[:60], [f"{topic_name}-{number}" for number in range(2)]
+
+    async def run():
+        async with AsyncMirrors(bootstrap_servers=here) as mirrors, AsyncMirrors(bootstrap_servers=there) as others:
+            for topic in topics:
+                await mirrors.admin.create_topic(topic, partitions=2)
+                await asyncio.to_thread(fill, here, topic, range(10))
+            await others.admin.create_topic(topics[0], partitions=2)
+            for discard, error in (False, headrace.DivergedLogError), (True, headrace.UnknownTopicError):
+                with pytest.raises(error):
+                    await mirrors.fail_back(name, from_(source, *topics), topics, discard=discard)
+                with pytest.raises(headrace.UnknownTopicError):
+                    await mirrors.fail_back(name, from_(source, *topics), topics[::-1], discard=True)
+                for topic in topics:
+                    assert not (await mirrors.admin.describe_config(topic))["mirror"].value
+                    await asyncio.to_thread(fill, here, topic, range(10))
+            assert name not in [each.name for each in await mirrors.list_mirrors()]
+            await others.admin.create_topic(topics[1], partitions=2)
+            found = await mirrors.fail_back(name, from_(source, *topics), topics, discard=True)
+            assert {topic: [each.common for each in ends.values()] for topic, ends in found.items()} == {
+                topic: [0, 0] for topic in topics
+            }
+            with pytest.raises(headrace.UnknownTopicError):
+                await mirrors.admin.describe_topic(topics[0])
+
+    asyncio.run(run())
+
+
+def test_failing_back_a_copy_of_another_mirror_is_refused(source, headrace_cluster, topic_name):
+    """It would not be copied, and nothing would tell why."""
+    servers = headrace_cluster.bootstrap_servers
+
+    async def run():
+        async with AsyncMirrors(bootstrap_servers=servers) as mirrors:
+            await mirrors.admin.create_topic(topic_name, config={"mirror": "other"})
+            with pytest.raises(headrace.InvalidRequestError, match="is a copy of mirror other"):
+                await mirrors.fail_back(topic_name[:60], from_(source, topic_name), [topic_name])
+            assert (await mirrors.admin.describe_config(topic_name))["mirror"].value == "other"
+
+    asyncio.run(run())
+
+
 def test_a_topic_of_the_name_is_left_alone(source, headrace_cluster, topic_name):
     """It is reported, and its records stay."""
     name, servers = topic_name[:60], headrace_cluster.bootstrap_servers

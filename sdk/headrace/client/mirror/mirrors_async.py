@@ -27,6 +27,7 @@ from headrace.client.net.transport import open_connections_async
 from headrace.client.table.table_async import AsyncTable
 from headrace.wire.errors import (
     DivergedLogError,
+    HeadraceError,
     InvalidRequestError,
     Outcome,
     TimedOutError,
@@ -192,9 +193,9 @@ class AsyncMirrors:
     ) -> dict[str, dict[int, CommonEnd]]:
         """Make topics of this cluster mirrors of those of the same name in another one, to which they were moved.
 
-        Producers are refused here at once. Where this cluster has records that the other one lacks, the call fails,
-        unless `discard`: the topic is then deleted here and copied again from its start. Otherwise the copy continues
-        where the logs are equal.
+        Producers are refused here at once, and accepted again if the call fails. It fails where this cluster has
+        records that the other one lacks, unless `discard`: the topic is then deleted here and copied again from its
+        start. Otherwise the copy continues where the logs are equal.
 
         Args:
             name: of the new mirror.
@@ -206,30 +207,38 @@ class AsyncMirrors:
             For each topic and partition, how far the logs are equal, and where each ends.
 
         Raises:
-            DivergedLogError: If records would be lost; the message has their number. Producers are accepted again.
+            DivergedLogError: If records would be lost; the message has their number.
             UnknownTopicError: If one of the clusters lacks a topic.
+            InvalidRequestError: If a topic belongs to another mirror.
         """
         settings.check()
         found: dict[str, dict[int, CommonEnd]] = {}
-        for topic in topics:
-            await self.admin.describe_topic(topic)
-        for topic in topics:
-            is_mirror = bool((await self.admin.describe_config(topic))["mirror"].value)
-            if not is_mirror:
-                await self.admin.alter_config(topic, {"mirror": name})
-            found[topic] = await self._compare(topic, settings)
-            lost = sum(each.here - each.common for each in found[topic].values())
-            if lost and not discard:
-                if not is_mirror:
-                    await self.admin.alter_config(topic, unset=["mirror"])
-                raise DivergedLogError(
-                    f"{lost} records of topic {topic} are in this cluster only",
-                    outcome=Outcome.NOT_APPLIED,
-                    action="Read and send them to the other cluster if they are needed, then fail back with discard.",
-                )
-            if lost:
+        refused: list[str] = []
+        try:
+            for topic in topics:
+                mirror = await self._mirror_of(topic)
+                if mirror is None or mirror not in ("", name):
+                    raise _not_ours(topic, mirror)
+                if not mirror:
+                    refused.append(topic)
+                    await self.admin.alter_config(topic, {"mirror": name})
+                found[topic] = await self._compare(topic, settings)
+                lost = _lost(found[topic])
+                if lost and not discard:
+                    raise DivergedLogError(
+                        f"{lost} records of topic {topic} are in this cluster only",
+                        outcome=Outcome.NOT_APPLIED,
+                        action="Read and send them to the other cluster if they are needed, then fail back with "
+                        "discard.",
+                    )
+            await self.create(name, settings)
+        except BaseException:
+            for topic in refused:
+                await self.admin.alter_config(topic, unset=["mirror"])
+            raise
+        for topic in topics:  # After all that may fail: the workers create them again.
+            if _lost(found[topic]):
                 await self.admin.delete_topic(topic)
-        await self.create(name, settings)
         return found
 
     async def _compare(self, topic: str, settings: MirrorSettings) -> dict[int, CommonEnd]:
@@ -319,6 +328,21 @@ async def _bounds(admin: AsyncAdmin, topic: str) -> dict[int, tuple[int, int]]:
     starts = await admin.list_offsets(topic, "earliest")
     ends = await admin.list_offsets(topic, "latest")
     return {tp.partition: (starts[tp].offset, at.offset) for tp, at in ends.items()}
+
+
+def _lost(ends: Mapping[int, CommonEnd]) -> int:
+    """Return the number of records of a topic that are in this cluster only."""
+    return sum(each.here - each.common for each in ends.values())
+
+
+def _not_ours(topic: str, mirror: str | None) -> HeadraceError:
+    """Return the error of a topic that does not exist, or that another mirror copies; not raised."""
+    if mirror is None:
+        return UnknownTopicError(f"there is no topic {topic} in this cluster", action="headrace topic list shows them.")
+    return InvalidRequestError(
+        f"topic {topic} is a copy of mirror {mirror}",
+        action=f"Use that name, or headrace mirror promote {mirror} --topic {topic} first.",
+    )
 
 
 def _chosen(described: MirrorDescription, topics: Sequence[str] | None) -> list[MirroredTopic]:
