@@ -17,7 +17,8 @@ class FollowedGroups:
     async def follow(self, described: MirrorDescription) -> None:
         """Store the offsets that have changed, at most the end of the mirror's log: offsets are equal there.
 
-        A group that has members here has moved, and keeps its own offsets.
+        A group that has members here has moved, and keeps its own offsets. Those of a topic with a problem may be of
+        another topic of the name.
 
         Raises:
             HeadraceError: If one of the clusters cannot be asked.
@@ -25,7 +26,7 @@ class FollowedGroups:
         ends = {
             TopicPartition(topic.name, number): report.end_offset
             for topic in described.topics
-            if not topic.is_promoted
+            if not topic.is_promoted and not topic.problem
             for number, report in topic.partitions.items()
         }
         for listed in await self._source.list_groups():

@@ -21,7 +21,7 @@ class FollowedTopics:
         self._target = mirrors.admin
 
     async def follow(self, described: MirrorDescription) -> None:
-        """Create and change topics once. A problem of one topic is noted in its row and affects no other.
+        """Create and change topics once. A problem of one topic is noted, in `described` too, and affects no other.
 
         Raises:
             HeadraceError: If one of the clusters cannot be asked.
@@ -41,6 +41,7 @@ class FollowedTopics:
                     problem = str(error)
             if (source_id, problem) != (topic.source_id, topic.problem) or name not in known:
                 await self._mirrors.note_topic(self._name, name, source_id, problem)
+                topic.source_id, topic.problem = source_id, problem
 
     async def _follow_one(self, topic: MirroredTopic, described: MirrorDescription, *, exists: bool) -> tuple[str, str]:
         """Create or change one topic; return its id at the source, and why it is not copied."""

@@ -78,13 +78,13 @@ class MirrorWorker:
                     else:
                         self._on_report(self._name, None)
                     told, pause = "", LOOK_SECONDS
-                except HeadraceError as error:
-                    self._on_report(
-                        self._name, MirrorDescription(self._name, MirrorSettings({}), problem=error.message)
-                    )
-                    if error.message != told:
-                        _log.warning("mirror %s is not copied: %s", self._name, error)
-                    told, pause = error.message, RETRY_SECONDS
+                except Exception as error:
+                    problem = error.message if isinstance(error, HeadraceError) else repr(error)
+                    self._on_report(self._name, MirrorDescription(self._name, MirrorSettings({}), problem=problem))
+                    if problem != told:
+                        trace = None if isinstance(error, HeadraceError) else error
+                        _log.warning("mirror %s is not copied: %s", self._name, error, exc_info=trace)
+                    told, pause = problem, RETRY_SECONDS
                     with contextlib.suppress(HeadraceError):
                         await mirrors.note_problem(self._name, told)
                 await asyncio.sleep(pause)

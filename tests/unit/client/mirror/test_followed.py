@@ -1,0 +1,106 @@
+"""What a worker does for a whole mirror, between clusters that are dictionaries."""
+
+import asyncio
+from types import SimpleNamespace
+
+from headrace.client.mirror import worker
+from headrace.client.mirror.followed_groups import FollowedGroups
+from headrace.client.mirror.followed_topics import FollowedTopics
+from headrace.client.mirror.rows import MirrorDescription, MirroredTopic, MirrorSettings, PartitionReport
+from headrace.client.mirror.worker import MirrorWorker
+from headrace.wire.ids import TopicPartition
+
+
+class FakeAdmin:
+    """Cluster with topics, by name their id, and one group."""
+
+    def __init__(self, topics, offsets):
+        self.topics = topics
+        self.offsets = offsets
+
+    async def list_topics(self):
+        return list(self.topics)
+
+    async def describe_topic(self, name):
+        return SimpleNamespace(topic_id=self.topics[name], partitions=[0])
+
+    async def list_groups(self):
+        return [SimpleNamespace(group_id="billing")]
+
+    async def group_offsets(self, group):
+        return {tp: SimpleNamespace(offset=offset) for tp, offset in self.offsets.items()}
+
+    async def reset_group_offsets(self, group, offsets):
+        self.offsets |= offsets
+        return [
+            SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=None)
+            for tp, offset in offsets.items()
+        ]
+
+
+async def noted(*_):
+    """Store nothing."""
+
+
+def test_offsets_in_a_topic_that_was_created_again_are_not_those_of_the_copy():
+    """Not even in the round that finds it: they would be positions among other records."""
+    old, kept = TopicPartition("orders", 0), TopicPartition("clicks", 0)
+    source = FakeAdmin({"orders": b"\2"}, {old: 3, kept: 4})
+    target = FakeAdmin({"orders": b"\4", "clicks": b"\5"}, {})
+    reports = {0: PartitionReport(9, 9, 0, 0, "w0")}
+    described = MirrorDescription(
+        "west",
+        MirrorSettings({}),
+        topics=[MirroredTopic("orders", "01", partitions=reports), MirroredTopic("clicks", "03", partitions=reports)],
+    )
+    clicks = described.topics[1]
+
+    async def follow():
+        mirrors = SimpleNamespace(admin=target, note_topic=noted)
+        source.topics["clicks"] = b"\3"
+        clicks.is_promoted = True  # Its settings are not compared.
+        await FollowedTopics("west", source, mirrors).follow(described)
+        clicks.is_promoted = False
+        await FollowedGroups(source, target).follow(described)
+
+    asyncio.run(follow())
+    assert "created again" in described.topics[0].problem
+    assert target.offsets == {kept: 4}
+
+
+def test_a_worker_survives_an_error_that_nobody_expected(monkeypatch):
+    """It reports it, and tries again."""
+    failures, reports, ended = [ZeroDivisionError("a bug")], [], asyncio.Event()
+
+    class Mirrors:
+        def __init__(self, **_):
+            pass
+
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *_):
+            pass
+
+        async def describe(self, name):
+            if failures:
+                raise failures.pop()
+            return MirrorDescription(name, MirrorSettings({}), promoted_ms=1)
+
+        note_problem = noted
+
+    def report(name, described):
+        reports.append("" if described is None else described.problem)
+        if described is None:
+            ended.set()
+
+    async def run():
+        task = asyncio.create_task(MirrorWorker("west", on_report=report, bootstrap_servers="west:7181").run())
+        waiting = asyncio.create_task(ended.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        await worker.end_tasks([task, waiting])
+
+    monkeypatch.setattr(worker, "AsyncMirrors", Mirrors)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
+    asyncio.run(run())
+    assert reports == ["ZeroDivisionError('a bug')", ""]
