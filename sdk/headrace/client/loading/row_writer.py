@@ -65,7 +65,8 @@ class RowWriter:
 
     def abandon(self) -> None:
         """Close the files as they are; nothing of them is used."""
-        for stream, _ in self._files.values():
+        for stream, writer in self._files.values():
+            writer.is_open = False  # Otherwise its finalizer writes to the closed file.
             with suppress(Exception):
                 stream.close()
         self._files.clear()

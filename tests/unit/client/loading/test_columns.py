@@ -1,5 +1,6 @@
 """Columns of files, and directories of rows."""
 
+import gc
 from datetime import UTC, date, datetime
 
 import pyarrow as pa
@@ -107,6 +108,20 @@ def test_many_directories_need_few_open_files(tmp_path, monkeypatch):
     assert most == OPEN_FILES
     assert sum(file.rows for file in attempt.files()) == writer.rows == 200
     assert {parquet.read_schema(attempt.data / file.staged).names[0] for file in attempt.files()} == {"n"}
+
+
+def test_an_abandoned_file_is_not_written_to_later(tmp_path, monkeypatch):
+    """Its writer is collected as garbage at any time, and an error there is a traceback on the terminal."""
+    found = []
+    monkeypatch.setattr("sys.unraisablehook", found.append)
+    monkeypatch.setattr("headrace.client.loading.row_writer.BUFFER_BYTES", 0)
+    columns = pa.schema([("n", pa.int64())])
+    writer = RowWriter(begin(tmp_path), columns, Directories([], columns), keeps_columns=False)
+    writer.write(pa.record_batch({"n": [1, 2, 3]}))
+    writer.abandon()
+    del writer
+    gc.collect()
+    assert not found
 
 
 def test_untyped_rows_have_the_columns_of_the_spark_job_and_headers():
