@@ -82,7 +82,8 @@ class LocalDirectory:
             limits = dataclasses.replace(open_partition.LIMITS, producer_retry_window_ms=int(window_ms))
             self._patched.setattr(open_partition, "LIMITS", limits)
         if (interval_ms := settings.get("compaction_interval_ms")) is not None:
-            for name in ("CHECKPOINT_SECONDS", "COMPACTION_SECONDS", "IDLE_SECONDS"):
+            # Retention, too, closes active segments that are old enough to be compacted, as maintenance of a broker.
+            for name in ("CHECKPOINT_SECONDS", "COMPACTION_SECONDS", "IDLE_SECONDS", "RETENTION_SECONDS"):
                 self._patched.setattr(opened, name, int(interval_ms) / 1_000)
         self.open()
         return self
