@@ -1,6 +1,7 @@
-"""Committed offsets of groups: `<directory>/groups/<group id>`, sealed JSON that is replaced as a whole.
+"""Committed offsets of groups: a file of sealed JSON for each in `<directory>/groups`, replaced as a whole.
 
     format     FORMAT_VERSION
+    group_id   id of the group; see `_file_name` for the name of the file
     epoch      highest epoch of the group so far: an epoch is never used twice
     empty_ms   since when it has no members
     offsets    topic_id (hexadecimal), partition, offset, leader_epoch, metadata, committed_ms
@@ -11,6 +12,7 @@ A change is durable before it takes effect. One thread at a time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -60,11 +62,11 @@ class GroupFiles:
                 return
             for name in self._filesystem.list_directory(self._path):
                 if not name.endswith(".tmp"):
-                    yield name, self._read(name)
+                    yield self._read(name)
         except OSError as error:
             raise storage_error(self._path, error) from error
 
-    def _read(self, name: str) -> GroupFile:
+    def _read(self, name: str) -> tuple[str, GroupFile]:
         payload = read_sealed(self._filesystem, f"{self._path}/{name}")
         stored = None if payload is None else json.loads(payload)
         if stored is None or stored["format"] != FORMAT_VERSION:
@@ -73,7 +75,7 @@ class GroupFiles:
                 retriable=False,
                 action="Upgrade headrace, or remove the file: the group then begins anew.",
             )
-        return GroupFile(
+        return stored["group_id"], GroupFile(
             stored["epoch"],
             stored["empty_ms"],
             {
@@ -87,6 +89,7 @@ class GroupFiles:
         """Replace a group's file. Raises StorageFullError, StorageOfflineError."""
         content = {
             "format": FORMAT_VERSION,
+            "group_id": group_id,
             "epoch": group.epoch,
             "empty_ms": group.empty_ms,
             "offsets": [
@@ -99,15 +102,26 @@ class GroupFiles:
             if not self._filesystem.is_directory(self._path):
                 self._filesystem.make_directory(self._path)
                 self._filesystem.fsync_directory(self._root)
-            replace_file(self._filesystem, self._path, group_id, seal(json.dumps(content).encode()))
+            replace_file(self._filesystem, self._path, _file_name(group_id), seal(json.dumps(content).encode()))
         except OSError as error:
             raise storage_error(f"{self._path}/{group_id}", error) from error
 
     def remove(self, group_id: str) -> None:
         """Remove a group's file. Raises StorageOfflineError."""
+        path = f"{self._path}/{_file_name(group_id)}"
         try:
-            if self._filesystem.exists(f"{self._path}/{group_id}"):
-                self._filesystem.unlink(f"{self._path}/{group_id}")
+            if self._filesystem.exists(path):
+                self._filesystem.unlink(path)
                 self._filesystem.fsync_directory(self._path)
         except OSError as error:
-            raise storage_error(f"{self._path}/{group_id}", error) from error
+            raise storage_error(path, error) from error
+
+
+def _file_name(group_id: str) -> str:
+    """Return the name of a group's file: its id, unless that could be the file of another group.
+
+    File systems of macOS take `A` for `a`, and `a.tmp` is the file of group `a` while it is replaced.
+    """
+    if group_id == group_id.lower() and not group_id.endswith(".tmp"):
+        return group_id
+    return f"%{hashlib.sha256(group_id.encode()).hexdigest()[:32]}"

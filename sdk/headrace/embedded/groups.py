@@ -6,6 +6,7 @@ lease in etcd. Members of an earlier process are gone with it, its offsets are n
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,6 +42,9 @@ from headrace.wire.errors import (
 HEARTBEATS_A_SESSION = 4
 LONGEST_INTERVAL_MS = 3_000
 MAX_METADATA_BYTES = 4_096
+RESERVED_EPOCHS = 1_000
+
+_log = logging.getLogger("headrace.embedded")
 
 
 @dataclass(slots=True)
@@ -83,14 +87,18 @@ class DirectoryGroups:
         member = read_member(request, "")
         started = time.monotonic()
         with self._lock:
-            entry = self._groups.setdefault(request.group_id, self._entry(GroupFile()))
+            entry = self._groups.get(request.group_id) or self._entry(GroupFile())
             self._expire(request.group_id, entry, started)
             if request.member_epoch and member.member_id not in entry.group.members:
                 raise no_member(entry.group.members, member.member_id, member.instance_id)
             entry.seen[member.member_id] = started
             joining = replace(member, joined_ms=_now_ms())
             beat = MemberHeartbeat(joining, request.member_epoch, request.assignor, read_owned(request))
-            self._apply(request.group_id, entry, [beat])
+            try:
+                self._apply(request.group_id, entry, [beat])
+            finally:
+                if entry.group.members:
+                    self._groups[request.group_id] = entry
         interval_ms = min(LONGEST_INTERVAL_MS, request.session_timeout_ms // HEARTBEATS_A_SESSION)
         wait_ms = min(request.max_wait_ms, interval_ms) if request.known_revision else 0
 
@@ -149,7 +157,11 @@ class DirectoryGroups:
         leaving: Iterable[MemberDeparture] = (),
         overdue: frozenset[bytes] = frozenset(),
     ) -> None:
-        """Compute the next state until nothing is left, and note whose assignments have changed."""
+        """Compute the next state until nothing is left, and note whose assignments have changed.
+
+        Raises:
+            StorageFullError, StorageOfflineError: If the group's epoch cannot be stored; nothing has changed.
+        """
         before, now = entry.group, time.monotonic()
         left = list(leaving)
         refused: HeadraceError | None = None
@@ -177,11 +189,26 @@ class DirectoryGroups:
             left = [each for each in left if each.member_id in result.deferred]
             if not beats and not left:
                 break
-        self._note_changes(group_id, entry, before, now)
+        try:
+            self._store_epoch(group_id, entry)
+        except HeadraceError:
+            entry.group = before
+            raise
+        self._note_changes(entry, before, now)
         if refused is not None:
             raise refused
 
-    def _note_changes(self, group_id: str, entry: _Entry, before: Group, now: float) -> None:
+    def _store_epoch(self, group_id: str, entry: _Entry) -> None:
+        """Store the epoch and the topics of a group if they are new; epochs are reserved, so that few changes write."""
+        epoch, known = entry.group.group_epoch, entry.file
+        begun = {topic.topic_id: topic.first_partitions for topic in entry.group.topics.values()}
+        if epoch > known.epoch or not begun.items() <= known.begun.items():
+            reserved = known.epoch if epoch <= known.epoch else epoch + RESERVED_EPOCHS
+            file = replace(known, epoch=reserved, begun={**known.begun, **begun})
+            self._files.write(group_id, file)
+            entry.file = file
+
+    def _note_changes(self, entry: _Entry, before: Group, now: float) -> None:
         after = entry.group
         changed = False
         for member_id, member in after.members.items():
@@ -199,12 +226,6 @@ class DirectoryGroups:
             entry.seen.pop(member_id, None)
             entry.asked.pop(member_id, None)
             changed = True
-        begun = {topic.topic_id: topic.first_partitions for topic in after.topics.values()}
-        if after.group_epoch > entry.file.epoch or not begun.items() <= entry.file.begun.items():
-            # Reserved in advance, so that most changes of a group write nothing.
-            epoch = entry.file.epoch if after.group_epoch <= entry.file.epoch else after.group_epoch + 1_000
-            entry.file = replace(entry.file, epoch=epoch, begun={**entry.file.begun, **begun})
-            self._files.write(group_id, entry.file)
         if changed:
             self.changed()
 
@@ -226,12 +247,18 @@ class DirectoryGroups:
         return groups_pb2.LeaveGroupResponse()
 
     def look(self) -> None:
-        """End sessions that are over, and follow topics that were created, grown or deleted."""
+        """End sessions that are over, and follow topics that were created, grown or deleted.
+
+        A group whose next state cannot be stored, on a full disk, stays as it is until the next look.
+        """
         with self._lock:
             for group_id, entry in self._groups.items():
                 if entry.group.members:
-                    self._expire(group_id, entry, time.monotonic())
-                    self._apply(group_id, entry, [])
+                    try:
+                        self._expire(group_id, entry, time.monotonic())
+                        self._apply(group_id, entry, [])
+                    except HeadraceError as error:
+                        _log.debug("group %s: %s", group_id, error)
 
     def keep(self, topic_ids: Collection[bytes]) -> None:
         """Forget the offsets of all topics but these. Raises as a commit."""
@@ -280,9 +307,10 @@ class DirectoryGroups:
                 file = replace(entry.file, offsets=offsets)
                 if member is None:
                     file = replace(file, empty_ms=_now_ms())
-                    entry.group = replace(entry.group, empty_since_ms=file.empty_ms)
                 self._files.write(request.group_id, file)
                 entry.file = file
+                if member is None:
+                    entry.group = replace(entry.group, empty_since_ms=file.empty_ms)
                 entry.commits |= dict.fromkeys(stored, (request.member_id, request.commit_number))
                 self._groups[request.group_id] = entry
                 self._revision += 1

@@ -64,6 +64,7 @@ class DirectoryServer:
         if isinstance(directory, OpenDirectory):
             try:
                 self._groups = self._make_groups()
+                self._groups.keep({topic.topic_id for topic in directory.all_topics()})  # A crash may have left others.
             except BaseException:
                 directory.close()
                 raise
