@@ -11,8 +11,8 @@ from typing import Any
 from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
 from headrace.embedded.records import Partitions, ReadablePartition
-from headrace.log.errors import CorruptLogError, SliceCutError
-from headrace.log.scan import ChainPoint, check_next
+from headrace.log.errors import SliceCutError
+from headrace.log.scan import checked_batches
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace.partition.purged_rows import PurgedRows, check_deleted, purged_rows
 from headrace.partition.row_writes import RowWrite, read_row_write
@@ -26,7 +26,6 @@ from headrace.partition.table_rows import (
 )
 from headrace.partition.table_state import RowOffsets, changes_of
 from headrace.v1 import tables_pb2, topics_pb2
-from headrace.wire.batch import iter_batches
 from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.errors import InvalidRequestError, OffsetNotAvailableError, OffsetOutOfRangeError
 from headrace.wire.table_keys import ABSENT, check_row
@@ -96,15 +95,11 @@ class DirectoryTableState:
     def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Columns]:
         with self._partition.reader.read(offset, max_bytes, end_offset) as found:
             data, position = found.read(), found.position
-        batches = []
-        for header, batch in iter_batches(data):
-            wrong = check_next(batch, header, ChainPoint.before(header))
-            if wrong:
-                name = f"{self._partition.topic.name}-{self._partition.number}"
-                raise CorruptLogError(wrong, file=name, offset=header.base_offset, position=position)
-            position += header.batch_bytes
-            batches.append(decode_batch(batch, max_payload_bytes=LIMITS.max_payload_bytes))
-        return batches
+        name = f"{self._partition.topic.name}-{self._partition.number}"
+        return [
+            decode_batch(batch, max_payload_bytes=LIMITS.max_payload_bytes)
+            for batch in checked_batches(data, name, position)
+        ]
 
     def close(self) -> None:
         """Release the memory."""

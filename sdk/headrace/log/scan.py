@@ -21,9 +21,10 @@ from headrace.wire.batch import (
     MAGIC,
     STAMP_CRC_START,
     BatchHeader,
+    iter_batches,
     read_header,
 )
-from headrace.wire.crc import crc32c
+from headrace.wire.crc import ReadableBuffer, crc32c
 from headrace.wire.errors import CorruptBatchError
 
 WINDOW_BYTES = 8192
@@ -92,6 +93,24 @@ def check_next(batch: bytes | memoryview, header: BatchHeader, before: ChainPoin
     if header.leader_epoch < before.epoch:
         return f"leader epoch {header.leader_epoch} after {before.epoch}"
     return ""
+
+
+def checked_batches(data: ReadableBuffer, file: str, position: int) -> Iterator[memoryview]:
+    """Yield the whole batches that were read at a position of a file, each checked by itself.
+
+    Raises:
+        CorruptLogError: At the first damaged one.
+    """
+    offset = 0
+    try:
+        for header, batch in iter_batches(data):
+            offset = header.base_offset
+            if wrong := check_next(batch, header, ChainPoint.before(header)):
+                raise CorruptBatchError(wrong)
+            yield batch
+            offset, position = header.end_offset, position + header.batch_bytes
+    except CorruptBatchError as error:
+        raise CorruptLogError(error.message, file=file, offset=offset, position=position) from error
 
 
 class BadBatch(NamedTuple):

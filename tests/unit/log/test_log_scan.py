@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace.log.errors import CorruptLogError
-from headrace.log.scan import ChainPoint, check_next, walk_headers
+from headrace.log.scan import ChainPoint, check_next, checked_batches, walk_headers
 from headrace.wire.batch import read_header
 
 
@@ -47,3 +47,20 @@ def test_a_batch_follows_the_one_before_it_or_says_why_not(bench):
     assert "the stamp's" in check_next(batch, header._replace(stamp_crc=header.stamp_crc ^ 1), before)
     batch[-1] ^= 1
     assert "the batch's" in check_next(batch, read_header(batch), before)
+
+
+def test_batches_that_were_read_are_yielded_up_to_a_damaged_one(bench):
+    """Whatever is damaged, the error has the file, the offset and the position in it."""
+    data = two_batches(bench)
+    second = headers(data)[1][0]
+    assert [bytes(batch) for batch in checked_batches(data, "/segment", 100)] == [data[:second], data[second:]]
+    for damaged, reason in [
+        (data[:-1] + b"\xff", "the batch's checksum is wrong"),
+        (data[: second + 8] + b"\xff" + data[second + 9 :], "the stamp's checksum is wrong"),
+        (data[:-8], "are left"),
+    ]:
+        batches = checked_batches(damaged, "/segment", 100)
+        assert bytes(next(batches)) == data[:second]
+        with pytest.raises(CorruptLogError, match=reason) as refused:
+            next(batches)
+        assert (refused.value.file, refused.value.position, refused.value.offset) == ("/segment", 100 + second, 1)

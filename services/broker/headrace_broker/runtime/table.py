@@ -13,13 +13,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from headrace.log.errors import CorruptLogError, SliceCutError
-from headrace.log.scan import ChainPoint, check_next
+from headrace.log.errors import SliceCutError
+from headrace.log.scan import checked_batches
 from headrace.log.slices import Slice
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace.partition.removed_rows import RemovedRows
 from headrace.partition.table_state import ColumnChange, RowOffsets, UncommittedRows, changes_of
-from headrace.wire.batch import iter_batches
 from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.errors import (
     HeadraceError,
@@ -299,12 +298,7 @@ class PartitionTable:
             raise
 
     def _decode(self, data: bytes, position: int) -> Iterator[Columns]:
-        for header, batch in iter_batches(data):
-            wrong = check_next(batch, header, ChainPoint.before(header))
-            if wrong:
-                directory = self._partition.open_log.directory
-                raise CorruptLogError(wrong, file=directory, offset=header.base_offset, position=position)
-            position += header.batch_bytes
+        for batch in checked_batches(data, self._partition.open_log.directory, position):
             yield decode_batch(batch, max_payload_bytes=self._context.settings.max_payload_bytes)
 
     async def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
