@@ -172,6 +172,7 @@ bench-peers: set-up ## the same beside Kafka, RabbitMQ, NATS, Redis, ActiveMQ, F
 chaos: set-up ## real processes under faults drawn by a seed, etcd away for a minute (CHAOS_SECONDS=60 CHAOS_SEED=1 CHAOS_GROUP_RUNS=20)
 	HEADRACE_TEST_CHAOS_SECONDS=$(CHAOS_SECONDS) HEADRACE_TEST_CHAOS_SEED=$(CHAOS_SEED) HEADRACE_TEST_CHAOS_FAULTS="$(CHAOS_FAULTS)" \
 	HEADRACE_TEST_OUTAGE_SECONDS=60 \
+	HEADRACE_ETCD="$$($(BIN)/python -m tests.newer_etcd)" \
 	HEADRACE_TEST_KILLS=10 HEADRACE_TEST_GROUP_RUNS=$(CHAOS_GROUP_RUNS) HEADRACE_TEST_GROUP_SECONDS=$(CHAOS_GROUP_SECONDS) \
 	$(BIN)/pytest -s -k "at_random or away_while or one_after or befalls" tests/integration/test_replication_chaos.py \
 	tests/integration/test_replication_etcd.py tests/integration/test_replication_failover.py \

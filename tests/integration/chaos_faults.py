@@ -19,7 +19,7 @@ from typing import TypeVar
 import pytest
 from headrace_broker.runtime.directory_version import VERSION_SECONDS
 from headrace_devcluster.errors import PartStartError
-from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL, Etcd
 
 from tests.integration.chaos_lives import Lives
 from tests.integration.chaos_machine import FILE_OPERATIONS, Machine
@@ -104,6 +104,8 @@ class Nemesis:
             self.faults += [self.cut_off, self.cut_off_during_a_pause]
         if len(self._cluster.etcd_members) > 1:
             self.faults += [self.stop_etcd_leader, self.lose_machine]
+            if self._cluster.etcd.version() >= FIRST_SAFE_VERSION_TO_KILL:
+                self.faults.append(self.kill_etcd_leader)
         if only:
             self.faults = [fault for fault in self.faults if fault.__name__ in only]
 
@@ -202,6 +204,12 @@ class Nemesis:
     def stop_etcd_leader(self, _: int) -> None:
         member = self.etcd_leader()
         member.stop()
+        self.hold()
+        self._cluster.restart_etcd(member)
+
+    def kill_etcd_leader(self, _: int) -> None:
+        member = self.etcd_leader()
+        member.kill()
         self.hold()
         self._cluster.restart_etcd(member)
 

