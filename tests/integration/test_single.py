@@ -241,6 +241,37 @@ def test_callers_without_an_identity_are_refused(own_cluster):
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+def test_with_tls_every_caller_needs_a_certificate(own_cluster):
+    """Over both protocols; the calls of the process to its own broker, which write the audit log, have one."""
+    cluster = own_cluster(single=True, tls=True, identity=True)
+    settings = {"bootstrap_servers": cluster.bootstrap_servers, **cluster.client_settings}
+    with headrace.Admin(**settings) as admin:
+        admin.create_topic("mine")
+        until(lambda: "__audit" in admin.list_topics(), "the topic of the audit log", SECONDS)
+    for transport in ("native", "grpc"):
+        with headrace.Producer(transport=transport, **settings) as producer:
+            producer.send("mine", transport.encode()).result(SECONDS)
+        with headrace.Reader("mine", transport=transport, **settings) as reader:
+            assert transport.encode() in [record.value for record in reader.read(timeout=SECONDS)]
+
+    def audited():
+        with headrace.Reader("__audit", **settings) as reader:
+            return reader.read(timeout=SECONDS)
+
+    until(audited, "an event in the audit log", SECONDS)
+    authority = cluster.certificates.services.ca_file.read_bytes()
+    strangers = (
+        grpc.insecure_channel(cluster.bootstrap_servers),
+        grpc.secure_channel(cluster.bootstrap_servers, grpc.ssl_channel_credentials(authority)),
+    )
+    for channel in strangers:
+        with channel, pytest.raises(grpc.RpcError) as refused:
+            cluster_pb2_grpc.ClusterServiceStub(channel).DescribeCluster(
+                cluster_pb2.DescribeClusterRequest(client_id="x"), timeout=30
+            )
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 def test_a_damaged_metastore_is_named(tmp_path):
     """The start ends with the file and the next step, and not with an empty cluster."""
     spec = LocalClusterSpec(single=True, directory=tmp_path)
@@ -252,8 +283,8 @@ def test_a_damaged_metastore_is_named(tmp_path):
 
 
 def test_what_it_has_not_is_refused():
-    with pytest.raises(ValueError, match="no TLS"):
-        LocalClusterSpec(single=True, tls=True)
+    with pytest.raises(ValueError, match="no racks"):
+        LocalClusterSpec(single=True, racks=("a",))
 
 
 @pytest.fixture
@@ -301,6 +332,22 @@ def test_up_status_down(command, tmp_path):
     other = command("up", "--brokers", "1")
     assert other.returncode == 1
     assert "holds a cluster in one process. Start it with --single" in other.stderr
+
+
+def test_up_with_tls(command):
+    """`up --single --tls` prints the settings of its clients, and `status` uses them."""
+    started = command("up", "--single", "--any-port", "--tls", "--identity")
+    assert started.returncode == 0, started.stderr
+    state = json.loads(command("status", "--json").stdout)
+    assert state["schema_registry"].startswith("https://")
+    for name, value in state["client_settings"].items():
+        assert f"\nexport HEADRACE_{name.upper()}={value}" in started.stdout
+    assert set(state["client_settings"]) == {
+        "security_protocol", "ssl_cafile", "ssl_certfile", "ssl_keyfile", "api_key_file",
+    }  # fmt: skip
+    assert state["leadership"] is not None
+    with headrace.Admin(bootstrap_servers=state["bootstrap_servers"], **state["client_settings"]) as admin:
+        admin.create_topic("mine")
 
 
 def test_options_that_it_has_not_are_refused(command):

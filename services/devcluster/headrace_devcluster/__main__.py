@@ -86,7 +86,7 @@ def up(
     if fresh:
         shutil.rmtree(data_dir, ignore_errors=True)
     if single:
-        command = single_command(data_dir, any_port=any_port, identity=identity)
+        command = single_command(data_dir, any_port=any_port, tls=tls, identity=identity)
     else:
         command = [sys.executable, "-m", "headrace_devcluster", "run", "--data-dir", str(data_dir)]
         command += ["--brokers", str(brokers), "--coordinators", str(coordinators), "--racks", racks]
@@ -174,7 +174,7 @@ def run(
     check_single(context, single=single)
     directory = None if data_dir is None else data_dir.absolute()
     if single and directory is not None and not control:
-        command = single_command(directory, any_port=any_port, identity=identity)
+        command = single_command(directory, any_port=any_port, tls=tls, identity=identity)
         os.execv(command[0], command)
     from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
     from headrace_devcluster.control import serve_control, watch_parts
@@ -213,16 +213,17 @@ def check_single(context: typer.Context, *, single: bool) -> None:
     Raises:
         typer.BadParameter: If one is.
     """
-    sources = {name: context.get_parameter_source(name) for name in ("brokers", "coordinators", "racks", "tls")}
+    sources = {name: context.get_parameter_source(name) for name in ("brokers", "coordinators", "racks")}
     given = [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if single and given:
         raise typer.BadParameter(f"a cluster in one process has no {', '.join(given)}; leave it out or omit --single")
 
 
-def single_command(directory: Path, *, any_port: bool, identity: bool) -> list[str]:
+def single_command(directory: Path, *, any_port: bool, tls: bool, identity: bool) -> list[str]:
     """Return the command line of a cluster in one process that owns its directory."""
     command = [sys.executable, "-m", SINGLE_MODULE, "--directory", str(directory)]
-    return command + (["--any-port"] if any_port else []) + (["--identity"] if identity else [])
+    given = {"--any-port": any_port, "--tls": tls, "--identity": identity}
+    return command + [option for option, is_given in given.items() if is_given]
 
 
 def main() -> None:

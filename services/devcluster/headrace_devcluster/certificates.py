@@ -172,6 +172,22 @@ class ClusterCertificates:
             "etcd_tls_key_file": own.key_file,
         }
 
+    def single_settings(self, name: str) -> dict[str, object]:
+        """Issue the certificate of a cluster in one process, and return its TLS settings.
+
+        The process calls its broker at the listener of clients, which therefore accepts its own certificate too.
+        """
+        own = self.services.issue(name)
+        authorities = self.services.directory / "all.pem"
+        authorities.write_bytes(self.services.ca_file.read_bytes() + self.users.ca_file.read_bytes())
+        return {
+            "tls_cert_file": own.cert_file,
+            "tls_key_file": own.key_file,
+            "tls_ca_file": authorities,
+            "tls_client_auth": "required",
+            "internal_tls_allowed_names": name,
+        }
+
     def client_settings(self) -> dict[str, str]:
         """Return the TLS settings of clients."""
         return {

@@ -34,6 +34,7 @@ from headrace_devcluster.etcd_user import EtcdUser
 from headrace_devcluster.secret_files import keep_secret
 from headrace_devcluster.service import POLL_SECONDS, LocalService, ServiceSpec, check_port_is_free
 from headrace_devcluster.single_part import FIXED_PORTS, check_kind, make_single
+from headrace_devcluster.single_part import NAME as SINGLE_NAME
 
 Answer = TypeVar("Answer")
 
@@ -86,8 +87,8 @@ class LocalClusterSpec:
             raise ValueError("a local cluster has 1 to 9 brokers and 1 to 8 coordinators")
         if not 1 <= self.etcd_members <= MAX_ETCD_MEMBERS:
             raise ValueError("a local cluster has 1 to 5 members of etcd")
-        if self.single and (self.tls or self.racks):
-            raise ValueError("a cluster in one process has no TLS and no racks")
+        if self.single and self.racks:
+            raise ValueError("a cluster in one process has no racks")
         if self.etcd_members > 1 and self.directory is not None and not self.fixed_ports:
             raise ValueError("several members of etcd in a directory that is kept need fixed ports")
 
@@ -325,7 +326,7 @@ class LocalCluster:
     def _check_fixed_ports(self) -> None:
         if self.spec.fixed_ports and self.spec.single:
             for port in FIXED_PORTS:
-                check_port_is_free(port, "single")
+                check_port_is_free(port, SINGLE_NAME)
         elif self.spec.fixed_ports:
             for port, part in [
                 *((ETCD_PORT + n, "etcd") for n in range(2 * self.spec.etcd_members)),
@@ -360,7 +361,8 @@ class LocalCluster:
 
     def _make_parts(self) -> None:
         if self.spec.single:
-            given = {**self.spec.coordinator_settings, **self.spec.broker_settings}
+            tls = {} if self._certificates is None else self._certificates.single_settings(SINGLE_NAME)
+            given = {**tls, **self.spec.coordinator_settings, **self.spec.broker_settings}
             key_file = self._api_key_file if self.spec.identity else None
             single = make_single(self.directory, given, fixed_ports=self.spec.fixed_ports, api_key_file=key_file)
             self.coordinators, self.brokers = [single], [single]

@@ -73,18 +73,19 @@ def check_kind(directory: Path, *, is_single: bool) -> None:
 
 
 def state_of(
-    directory: Path, addresses: Mapping[str, object], *, started_at: str, api_key_file: Path | None
+    directory: Path, addresses: Mapping[str, object], *, started_at: str, client_settings: Mapping[str, str]
 ) -> ClusterState:
     """Return the state of this process, which owns its directory, from its addresses."""
     pid, address = os.getpid(), str(addresses["address"])
+    scheme = "https" if "ssl_cafile" in client_settings else "http"
     return ClusterState(
         pid,
         started_at,
         address,
         "",
         (PartState(NAME, address, pid, str(directory / OWNER_LOG)),),
-        {} if api_key_file is None else {"api_key_file": str(api_key_file)},
-        f"http://{addresses['schema_registry_address']}",
+        dict(client_settings),
+        f"{scheme}://{addresses['schema_registry_address']}",
     )
 
 

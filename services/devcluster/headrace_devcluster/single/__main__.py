@@ -18,7 +18,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from headrace_server.identity.api_keys import make_api_key
 from headrace_server.lifecycle import ProcessExitCode, StopRequest, report_failure, run
 from headrace_server.settings import SettingsError, load_settings
 
+from headrace_devcluster.certificates import ClusterCertificates
 from headrace_devcluster.directory import ClusterDirectory
 from headrace_devcluster.secret_files import keep_secret
 from headrace_devcluster.service import check_port_is_free
@@ -77,11 +78,10 @@ class DirectoryOwner:
 
     directory: Path
     fixed_ports: bool
+    tls: bool
     identity: bool
-
-    @property
-    def _api_key_file(self) -> Path | None:
-        return self.directory / "admin.key" if self.identity else None
+    client_settings: dict[str, str] = field(default_factory=dict)
+    """Client settings in addition to `bootstrap_servers`, once it is prepared."""
 
     def prepare(self) -> dict[str, object]:
         """Return the settings, once the directory and the ports are checked.
@@ -94,11 +94,19 @@ class DirectoryOwner:
             for port in FIXED_PORTS:
                 check_port_is_free(port, NAME)
         (self.directory / STATE_FILE).unlink(missing_ok=True)
-        if self._api_key_file is not None:
-            keep_secret(self._api_key_file, make_api_key)
+        tls: dict[str, object] = {}
+        if self.tls:
+            certificates = ClusterCertificates(self.directory / "tls")
+            tls = certificates.single_settings(NAME)
+            self.client_settings.update(certificates.client_settings())
+        api_key_file = self.directory / "admin.key" if self.identity else None
+        if api_key_file is not None:
+            keep_secret(api_key_file, make_api_key)
+            self.client_settings["api_key_file"] = str(api_key_file)
         return {
             "listen": local(PORT if self.fixed_ports else 0),
-            **single_settings(self.directory, fixed_ports=self.fixed_ports, api_key_file=self._api_key_file),
+            **single_settings(self.directory, fixed_ports=self.fixed_ports, api_key_file=api_key_file),
+            **tls,
         }
 
     async def serve(self, settings: SingleSettings, stop: StopRequest) -> None:
@@ -107,7 +115,8 @@ class DirectoryOwner:
         ready: asyncio.Future[Mapping[str, object]] = asyncio.get_running_loop().create_future()
 
         async def tell() -> None:
-            state = state_of(self.directory, await ready, started_at=started_at, api_key_file=self._api_key_file)
+            addresses, settings = await ready, self.client_settings
+            state = state_of(self.directory, addresses, started_at=started_at, client_settings=settings)
             write_state(self.directory, state)
             print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}; Ctrl-C stops it", flush=True)
 
@@ -123,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> ProcessExitCode:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--any-port", action="store_true")
+    parser.add_argument("--tls", action="store_true")
     parser.add_argument("--identity", action="store_true")
     given = parser.parse_args(arguments)
     try:
@@ -130,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> ProcessExitCode:
         if given.directory is None:
             settings = read_settings(overrides)
             return _run(settings, lambda stop: serve(settings, stop))
-        owner = DirectoryOwner(given.directory.absolute(), not given.any_port, given.identity)
+        owner = DirectoryOwner(given.directory.absolute(), not given.any_port, given.tls, given.identity)
         owned = ClusterDirectory(owner.directory)
         owned.take()
         try:
