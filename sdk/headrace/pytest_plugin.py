@@ -4,8 +4,8 @@
         headrace_directory.admin.create_topic("clicks")
         run_my_program(bootstrap_servers=headrace_directory.bootstrap_servers)
 
-`headrace_directory` is fresh for each test and takes milliseconds; `headrace_cluster` is a real cluster, which all
-tests of the run share. Nothing is imported or started before a test asks for it.
+`headrace_directory` is fresh for each test and takes milliseconds; `headrace_cluster` is a cluster in one process, of
+all tests of the run. Nothing is imported or started before a test asks for it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def headrace_directory(tmp_path: Path) -> Iterator[LogDirectory]:
 
 @pytest.fixture(scope="session")
 def headrace_cluster() -> Iterator[RunningCluster]:
-    """Yield a real cluster with one broker, of all tests of the run (`headrace.testing.cluster`)."""
+    """Yield a cluster in one process, without etcd, of all tests of the run (`headrace.testing.cluster`)."""
     from headrace import testing
 
-    with testing.cluster(brokers=1) as running:
+    with testing.cluster(single=True) as running:
         yield running
