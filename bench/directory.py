@@ -2,8 +2,8 @@
 
 Records of 100 bytes, in one process: ready lists by `send_many` and single records by `send`, under each durability;
 reading in a loop, as Arrow, and a count by SQL; opening in a fresh interpreter; a fixture's life. SQLite (WAL) inserts
-and reads rows in transactions of 10,000, and one by one. diskcache and persist-queue are measured where they are
-installed. Prints a line of JSON for each case, with the median of some runs.
+and reads rows in transactions of 10,000, and one by one. With `--peers`, diskcache, persist-queue and NATS JetStream,
+which `bench/peers/install.sh pip nats` installs. Prints a line of JSON for each case, with the median of some runs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,19 @@ from typing import Annotated, Any
 import headrace
 import typer
 
+from bench.load import Load
+from bench.peers.measure import PYTHON, ROOT, Client, output_of
+from bench.peers.servers import NATS
+
 VALUE = b"x" * 100
 OPENING = (
     "import time; begun = time.perf_counter(); import headrace; log = headrace.open({path!r}); "
     "print(time.perf_counter() - begun); log.close()"
 )
 TRANSACTION = 10_000
+QUEUE_CHUNK = 10_000
+"""Loads of other queues are multiples of it."""
+NATS_CLIENT = Client(NATS, "nats_client", "nats")
 
 
 @contextmanager
@@ -105,28 +112,33 @@ def measure_sqlite(records: int, synchronous: str) -> dict[str, float]:
     return found
 
 
-def measure_others(records: int) -> dict[str, float]:
-    """Return rates of what is installed of diskcache and persist-queue."""
+def measure_queues(records: int) -> dict[str, float]:
+    """Return rates of the queues in `bench.peers.clients.queues`, in the peers' environment."""
     found: dict[str, float] = {}
-    count = records // 100
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as path:
-        if importlib.util.find_spec("diskcache") is not None:
-            import diskcache  # type: ignore[import-not-found, unused-ignore]
-
-            deque = diskcache.Deque(directory=f"{path}/deque")
-            found["diskcache.Deque, append"] = count / timed(lambda: [deque.append(VALUE) for _ in range(count)])
-        if importlib.util.find_spec("persistqueue") is not None:
-            import persistqueue  # type: ignore[import-not-found, unused-ignore]
-
-            queue = persistqueue.SQLiteQueue(f"{path}/queue", auto_commit=False)
-
-            def put() -> None:
-                for _ in range(count):
-                    queue.put(VALUE)
-                queue.task_done()
-
-            found["persistqueue.SQLiteQueue, put"] = count / timed(put)
+    count = max(QUEUE_CHUNK, records // 20 // QUEUE_CHUNK * QUEUE_CHUNK)
+    for library, what in (("diskcache", "Deque"), ("persistqueue", "SQLiteQueue")):
+        with tempfile.TemporaryDirectory(prefix="headrace-bench-") as path:
+            for operation in ("in", "out"):
+                task = {
+                    "operation": f"{library}-{operation}", "port": 0, "topic": f"{path}/queue", "records": count,
+                    "value_bytes": len(VALUE),
+                }  # fmt: skip
+                environment = ["env", f"PYTHONPATH={ROOT}"]
+                program = [str(PYTHON), "-m", "bench.peers.clients.queues", json.dumps(task)]
+                seconds = json.loads(output_of([*environment, *program]).splitlines()[-1])["seconds"]
+                found[f"{library}.{what}, {operation}"] = count / seconds
     return found
+
+
+def measure_nats(records: int) -> dict[str, float]:
+    """Return rates of NATS JetStream: one server process on loopback, and nats-py."""
+    load = Load(max(QUEUE_CHUNK, records // 20), len(VALUE))
+    with NATS.running() as running:
+        return {
+            f"NATS JetStream, nats-py, {operation}": load.records
+            / NATS_CLIENT.run(operation, running, "bench", load)["seconds"]
+            for operation in ("in", "out")
+        }
 
 
 def measure_opening(runs: int) -> dict[str, float]:
@@ -151,8 +163,11 @@ def measure_opening(runs: int) -> dict[str, float]:
 def main(
     records: Annotated[int, typer.Option(help="Records of each case.")] = 1_000_000,
     runs: Annotated[int, typer.Option(help="Runs, in turns.")] = 3,
+    peers: Annotated[bool, typer.Option("--peers", help="Also measure other queues.")] = False,
 ) -> None:
     """Measure topics in a directory."""
+    if peers and (missing := NATS_CLIENT.missing()):
+        raise typer.BadParameter(missing)
     found: dict[str, list[float]] = {}
     for _ in range(runs):
         for rates in (
@@ -160,7 +175,8 @@ def main(
             measure_directory(records, "fsync"),
             measure_sqlite(records, "normal"),
             measure_sqlite(records, "full"),
-            measure_others(records),
+            measure_queues(records) if peers else {},
+            measure_nats(records) if peers else {},
         ):
             for case, rate in rates.items():
                 found.setdefault(case, []).append(rate)
