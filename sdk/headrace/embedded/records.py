@@ -157,6 +157,25 @@ class DirectoryRecords:
 
         return attempt, deadline
 
+    def fetch_whole(
+        self, request: broker_pb2.FetchRequest
+    ) -> tuple[Callable[[bool], broker_pb2.FetchResponse | None], float]:
+        """As `fetch`, with the batches in the response, as administrators fetch a few; raises likewise."""
+        attempt, deadline = self.fetch(request)
+
+        def whole(is_last: bool) -> broker_pb2.FetchResponse | None:
+            spliced = attempt(is_last)
+            if spliced is None:
+                return None
+            response: broker_pb2.FetchResponse = spliced.message
+            in_order = iter(spliced.batches)
+            for topic in response.topics:
+                for part in topic.partitions:
+                    part.batches = b"".join(cast("list[bytes]", next(in_order)))
+            return response
+
+        return whole, deadline
+
     def _fetch(
         self, request: broker_pb2.FetchRequest, selections: list[ColumnSelection | None], turn: int, *, is_last: bool
     ) -> SplicedMessage | None:

@@ -73,6 +73,7 @@ class DirectoryServer:
             directory.start()
         self._handlers = self._make_handlers()
         self._polled: dict[tuple[str, str], Callable[[Any], tuple[Attempt, float]]] = {
+            ("broker", "Fetch"): self._records.fetch_whole,
             ("broker", "FetchZeroCopy"): self._records.fetch,
             ("groups", "Heartbeat"): self._heartbeat,
         }

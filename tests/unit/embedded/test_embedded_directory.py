@@ -325,6 +325,18 @@ def test_a_deleted_topic_leaves_nothing(tmp_path):
         assert log.topics() == ["kept", "users"]
 
 
+def test_the_lag_of_a_group_has_the_age_of_its_first_unread_record(tmp_path):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks")
+        with log.producer() as producer:
+            for age_ms in (7_200_000, 3_600_000):
+                producer.send("clicks", b"x", timestamp_ms=time.time_ns() // 1_000_000 - age_ms).result(WAIT)
+        log.admin.reset_group_offsets("g", {headrace.TopicPartition("clicks", 0): 1})
+        (lag,) = log.admin.group_lag("g")
+    assert (lag.records, lag.problem) == (1, "")
+    assert 3_600_000 <= lag.behind_ms < 7_200_000
+
+
 def test_settings_and_partitions_are_changed(tmp_path):
     with headrace.open(tmp_path / "events") as log:
         log.admin.create_topic("clicks")
