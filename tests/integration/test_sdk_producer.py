@@ -1,10 +1,13 @@
 """The blocking producer on a real cluster: what is acknowledged is there, once and in order, also through a kill -9."""
 
+import json
+
 import headrace
 import pytest
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.replicated import until
+from tests.integration.writers import writing
 
 WAIT = 60
 
@@ -38,17 +41,29 @@ def test_futures_name_the_offsets_that_a_reader_finds(one_broker, acks):
     assert read_values(one_broker, topic) == values
 
 
+SEND = """
+with headrace.Reader(name, bootstrap_servers=servers) as reader:
+    sent = len(list(reader))
+producer = headrace.Producer(bootstrap_servers=servers, batch_records=50, linger_ms=0)
+def send():
+    global sent
+    while not ends.is_set():
+        futures = [(number, producer.send(name, b"%d" % number)) for number in range(sent, sent + 500)]
+        sent += len(futures)
+        for number, future in futures:
+            acknowledge(number, future.result(60).offset)
+    producer.close()
+run(send)
+"""
+
+
 def test_a_broker_killed_while_it_takes_records_loses_and_doubles_nothing(one_broker):
     """kill -9 during produce, restarted: every record is there once, in order, at the offset of its future."""
     create(one_broker, "killed")
-    broker = one_broker.broker(1)
-    with headrace.Producer(bootstrap_servers=one_broker.bootstrap_servers, batch_records=50, linger_ms=0) as producer:
-        futures = [producer.send("killed", b"%d" % number) for number in range(2000)]
-        futures[500].result(WAIT)
-        broker.kill()
-        futures += [producer.send("killed", b"%d" % number) for number in range(2000, 4000)]
-        one_broker.restart(broker)
-        offsets = [future.result(WAIT).offset for future in futures]
+    with writing(one_broker, SEND, "killed") as writer:
+        writer.kill_holders(1_000)
+        writer.finish()
     values = read_values(one_broker, "killed")
-    assert values == [b"%d" % number for number in range(4000)]
-    assert all(offset in (-1, number) for number, offset in enumerate(offsets))
+    assert values == [b"%d" % number for number in range(len(values))]
+    acknowledged = [json.loads(line) for line in writer.lines]
+    assert all(number < len(values) and offset in (-1, number) for number, offset in acknowledged)
