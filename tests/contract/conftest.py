@@ -27,6 +27,7 @@ class World:
     async def connected(self):
         store = self.connect()
         try:
+            await store.status()  # As each process does first: what follows depends on the release of etcd.
             yield store
         finally:
             await store.close()

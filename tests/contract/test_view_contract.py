@@ -9,7 +9,7 @@ from headrace_server.clock import SystemClock
 from headrace_server.metastore.api import Delete, MetastoreRolledBackError, Put
 from headrace_server.metastore.view import PrefixView
 
-PROGRESS_SECONDS = 0.02
+PROGRESS_SECONDS = 0.1
 
 
 class FaultyWatch:

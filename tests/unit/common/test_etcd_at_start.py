@@ -9,7 +9,7 @@ from headrace_server import service_process
 from headrace_server.keys import meta_key
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metastore.etcd_login import EtcdRefusedError
-from headrace_server.metastore.etcd_releases import check_etcd, is_production_etcd
+from headrace_server.metastore.etcd_releases import check_etcd, is_production_etcd, reports_future_watches
 from headrace_server.service_process import ServiceProcess
 
 from tests.fakes.memory_metastore import MemoryMetastore
@@ -40,6 +40,15 @@ async def nothing(_identity):
 def test_which_etcd_is_fit_for_production(version, fit):
     """At least 3.5.28 or 3.6.9 (PROTOCOL, decisions taken)."""
     assert is_production_etcd(version) is fit
+
+
+@pytest.mark.parametrize(
+    ("version", "reports"),
+    [("3.5.1", True), ("3.5.7", True), ("3.5.8", False), ("3.6.9", False), ("", False), ("unknown", False)],
+)
+def test_which_etcd_reports_the_progress_of_a_watch_of_the_future(version, reports):
+    """Those before 3.5.8; a release that tells its version to root only is a later one."""
+    assert reports_future_watches(version) is reports
 
 
 @pytest.mark.parametrize("version", ["3.4.40", "2.3.8", "3.4.0-rc.1"])

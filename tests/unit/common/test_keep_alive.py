@@ -2,6 +2,8 @@
 
 import asyncio
 
+import grpc
+import grpc.aio
 import pytest
 from headrace_server.metastore import etcd3_stubs as stubs
 from headrace_server.metastore.keep_alive import KeepAliveStream, NoKeepAliveError
@@ -13,8 +15,9 @@ class LeaseService:
     def __init__(self):
         self.streams = []
 
-    def LeaseKeepAlive(self, requests):
+    def LeaseKeepAlive(self, requests, metadata):
         self.streams.append(stream := Stream(requests))
+        stream.metadata = metadata
         return stream
 
 
@@ -31,6 +34,8 @@ class Stream:
         answer = await self.answers.get()
         if answer is None:
             raise StopAsyncIteration
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     def cancel(self):
@@ -113,4 +118,30 @@ async def test_a_stalled_stream_is_closed_with_all_that_waits_on_it(service):
     stream = service.streams[1]
     stream.answer(await stream.take())
     assert (await again).TTL == 3
+    await keep_alive.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token", grpc.aio.AioRpcError),
+        (grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: user name is empty", grpc.aio.AioRpcError),
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader", NoKeepAliveError),
+    ],
+)
+async def test_a_refused_token_reaches_the_caller_who_sends_again_with_another(service, code, details, expected):
+    """Its error is that of the call, as `EtcdLogin.send` expects it; the next renewal opens a stream with its token."""
+    keep_alive = KeepAliveStream(service)
+    (refused,) = await renewals(keep_alive, 1)
+    await asyncio.sleep(0)
+    service.streams[0].answers.put_nowait(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
+    with pytest.raises(expected):
+        await refused
+    again = asyncio.create_task(keep_alive.renew(2, 10.0, (("token", "new"),)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    stream = service.streams[1]
+    assert (service.streams[0].metadata, stream.metadata) == ((), (("token", "new"),))
+    stream.answer(await stream.take())
+    assert (await again).TTL == 2
     await keep_alive.close()

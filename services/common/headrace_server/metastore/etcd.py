@@ -46,7 +46,7 @@ from headrace_server.metastore.etcd_endpoint import (
     unavailable,
 )
 from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
-from headrace_server.metastore.etcd_login import EtcdLogin, Metadata, NotAuthenticatedError
+from headrace_server.metastore.etcd_login import EtcdLogin, EtcdRefusedError, Metadata, NotAuthenticatedError
 from headrace_server.metastore.etcd_messages import (
     by_revision,
     compare_message,
@@ -55,6 +55,7 @@ from headrace_server.metastore.etcd_messages import (
     operation_message,
     prefix_end,
 )
+from headrace_server.metastore.etcd_releases import reports_future_watches
 from headrace_server.metastore.etcd_status import describe_member
 from headrace_server.metastore.keep_alive import NoKeepAliveError
 from headrace_server.tls import TlsIdentity
@@ -96,6 +97,7 @@ class EtcdMetastore:
         self._cluster_id = 0
         self._identity = identity
         self._login = login
+        self._reports_future_watches = False
         self._endpoints = [connect(endpoint, identity) for endpoint in endpoints]
         self._retired: dict[str, EtcdEndpoint] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
@@ -163,7 +165,7 @@ class EtcdMetastore:
 
     async def renew_lease(self, lease_id: int) -> int:
         """See `Metastore.renew_lease`. It is idempotent, so it may go to several endpoints."""
-        answer = await self._read("renew_lease", lambda endpoint: endpoint.keep_alive.renew, lease_id, has_token=False)
+        answer = await self._read("renew_lease", lambda endpoint: endpoint.keep_alive.renew, lease_id)
         return max(0, int(answer.TTL)) * 1_000
 
     async def watch(
@@ -171,14 +173,18 @@ class EtcdMetastore:
     ) -> AsyncIterator[WatchEvents]:
         """See `Metastore.watch`. After three seconds of silence the stream fails over to another member.
 
-        The connection itself would detect a dead machine only after fifteen.
+        The connection itself would detect a dead machine only after fifteen. It begins a revision earlier where etcd
+        does not report the progress otherwise: etcd then sends the first events a tenth of a second later.
         """
         assert prefix, "an empty prefix"
         assert start_revision > 0, start_revision
         endpoint = self._endpoint(self._current)
         create = stubs.rpc_pb2.WatchRequest(
             create_request=stubs.rpc_pb2.WatchCreateRequest(
-                key=prefix.encode(), range_end=prefix_end(prefix), start_revision=start_revision, progress_notify=True
+                key=prefix.encode(),
+                range_end=prefix_end(prefix),
+                start_revision=start_revision if self._reports_future_watches else max(1, start_revision - 1),
+                progress_notify=True,
             )
         )
 
@@ -206,7 +212,8 @@ class EtcdMetastore:
                     self._leave(endpoint)
                     raise unavailable("watch", endpoint, answer.cancel_reason or "etcd cancelled the watch")
                 for events in by_revision(answer):
-                    yield events
+                    if not events.events or events.revision >= start_revision:
+                        yield events
             self._leave(endpoint)
             raise unavailable("watch", endpoint, "etcd closed the stream")
         except TimeoutError:
@@ -232,7 +239,12 @@ class EtcdMetastore:
     async def status(self) -> MetastoreStatus:
         """See `Metastore.status`."""
         request = stubs.rpc_pb2.StatusRequest()
-        answer = await self._read("status", lambda endpoint: endpoint.maintenance.Status, request)
+        try:
+            answer = await self._read("status", lambda endpoint: endpoint.maintenance.Status, request)
+        except EtcdRefusedError:  # Newer releases answer it to root only.
+            header = (await self._read("status", lambda endpoint: endpoint.kv.Txn, stubs.rpc_pb2.TxnRequest())).header
+            return MetastoreStatus("", header.revision, header.cluster_id, 0)
+        self._reports_future_watches = reports_future_watches(answer.version)
         return MetastoreStatus(answer.version, answer.header.revision, answer.header.cluster_id, answer.dbSize)
 
     @property
@@ -244,13 +256,13 @@ class EtcdMetastore:
 
     def make_renewer(self) -> EtcdLeaseRenewer:
         """See `Metastore.make_renewer`. It has connections of its own."""
-        return EtcdLeaseRenewer([endpoint.address for endpoint in self._endpoints], self._identity)
+        return EtcdLeaseRenewer([endpoint.address for endpoint in self._endpoints], self._identity, self._login)
 
     async def describe_members(self) -> list[MemberStatus]:
         """Return the status of each endpoint, in the order of the settings; an unreachable one has an `error`."""
         return await asyncio.gather(
             *(
-                describe_member(found.address, partial(self._ask_status, found))
+                describe_member(found.address, partial(self._ask_status, found), partial(self._ask_nothing, found))
                 for found in map(self._endpoint, range(len(self._endpoints)))
             )
         )
@@ -285,6 +297,10 @@ class EtcdMetastore:
         method, request = endpoint.maintenance.Status, stubs.rpc_pb2.StatusRequest()
         return await self._send(endpoint, method, request, self._timeout_s, self._timeout_s)
 
+    async def _ask_nothing(self, endpoint: EtcdEndpoint) -> Any:
+        """Return the response of one member to an empty transaction, for which it needs a leader; raise likewise."""
+        return await self._send(endpoint, endpoint.kv.Txn, stubs.rpc_pb2.TxnRequest(), self._timeout_s, self._timeout_s)
+
     async def _watch_token(self, endpoint: EtcdEndpoint) -> Metadata:
         if self._login is None:
             return ()
@@ -300,9 +316,7 @@ class EtcdMetastore:
             return await method(request, timeout=try_s)
         return await self._login.send(endpoint.auth, method, request, try_s, timeout_s)
 
-    async def _read(
-        self, what: str, method_of: Callable[[EtcdEndpoint], Any], request: Any, *, has_token: bool = True
-    ) -> Any:
+    async def _read(self, what: str, method_of: Callable[[EtcdEndpoint], Any], request: Any) -> Any:
         """Call each endpoint once until one responds, all within the deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
@@ -312,10 +326,7 @@ class EtcdMetastore:
             started = loop.time()
             timeout = max(0.05, (deadline - started) / tries_left)
             try:
-                method = method_of(endpoint)
-                answer = await (
-                    self._send(endpoint, method, request, timeout, timeout) if has_token else method(request, timeout)
-                )
+                answer = await self._send(endpoint, method_of(endpoint), request, timeout, timeout)
             except grpc.aio.AioRpcError as error:
                 self._note(what, started, error)
                 raise_definite(what, endpoint.address, error)

@@ -7,8 +7,8 @@ call is sent again with a new token, writes included (PROTOCOL H79). A call that
 changes is refused as well ("revision of auth store is old", etcd-io/etcd#13300): it is sent again with the same token
 first, because a password costs etcd a tenth of a second.
 
-Keep-alives of leases carry no token: no release of etcd checks one there. A watch is checked when it is created; the
-view reads first, which renews an ended token. `etcd.EtcdMetastore` and the command
+A stream of keep-alives carries the token with which it was opened; newer releases check it at each renewal. A watch is
+checked when it is created; the view reads first, which renews an ended token. `etcd.EtcdMetastore` and the command
 `headrace-coordinator etcd-auth` use this module; it belongs to their event loop.
 """
 
@@ -136,10 +136,13 @@ class EtcdLogin:
         if self._metadata is metadata:
             self._metadata = None
 
+    def request(self) -> Any:
+        """Return the request for a token, with the password that the file has now. Raises as `read_password`."""
+        return stubs.rpc_pb2.AuthenticateRequest(name=self.user, password=read_password(self._password_file))
+
     async def _authenticate(self, auth: Any, timeout_s: float) -> Metadata:
-        request = stubs.rpc_pb2.AuthenticateRequest(name=self.user, password=read_password(self._password_file))
         try:
-            answer = await auth.Authenticate(request, timeout=timeout_s)
+            answer = await auth.Authenticate(self.request(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
             if NOT_ENABLED in details:

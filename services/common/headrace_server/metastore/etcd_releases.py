@@ -36,6 +36,15 @@ def is_etcd(version: str) -> bool:
     return _parts(version) is not None
 
 
+def reports_future_watches(version: str) -> bool:
+    """Return whether this release reports the progress of a watch that begins after the newest revision.
+
+    Releases since 3.5.8 do so only once that revision exists; they are assumed if the version cannot be read.
+    """
+    found = _parts(version)
+    return found is not None and found < (3, 5, 8)
+
+
 def is_production_etcd(version: str) -> bool:
     """Return whether this release of etcd has the fixes that a production cluster needs."""
     found = _parts(version)

@@ -24,11 +24,24 @@ _ALARM = re.compile(rb"alarm:\s*(\w+)")
 """An alarm among the errors of a status, which every user may read; some releases reserve the RPC Alarm for root."""
 
 
-async def describe_member(endpoint: str, ask_status: Callable[[], Awaitable[Any]]) -> MemberStatus:
-    """Return the status of one endpoint from the response of `ask_status`; errors of etcd are in the result."""
+async def describe_member(
+    endpoint: str, ask_status: Callable[[], Awaitable[Any]], ask_nothing: Callable[[], Awaitable[Any]]
+) -> MemberStatus:
+    """Return the status of one endpoint from the response of `ask_status`; errors of etcd are in the result.
+
+    Newer releases answer Status to root only. A member that answers `ask_nothing` then has a leader; its version, size
+    and alarms are unknown.
+    """
     started = time.perf_counter()
     try:
-        status = await ask_status()
+        try:
+            status = await ask_status()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+                raise
+            started = time.perf_counter()
+            await ask_nothing()
+            return MemberStatus(endpoint, answered_seconds=time.perf_counter() - started, has_leader=True)
         answered_seconds = time.perf_counter() - started
     except grpc.aio.AioRpcError as error:
         return MemberStatus(endpoint, f"{error.code().name}: {error.details() or 'no details'}")

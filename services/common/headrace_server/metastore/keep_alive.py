@@ -2,6 +2,7 @@
 
 A separate call per renewal costs three times as much CPU time, and a coordinator renews a lease with every heartbeat
 of a group member. etcd answers the requests of a stream in order; the end of the stream fails all waiting renewals.
+Newer releases check the token of the stream at each renewal.
 Used by `etcd.EtcdMetastore`; belongs to its event loop.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from headrace_server.metastore import etcd3_stubs as stubs
+from headrace_server.metastore.etcd_login import Metadata, token_refusal
 
 
 class NoKeepAliveError(Exception):
@@ -34,32 +36,33 @@ class KeepAliveStream:
         self._waiting: deque[tuple[int, asyncio.Future[Any]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    async def renew(self, lease_id: int, timeout_s: float) -> Any:
-        """Renew once, and return etcd's response.
+    async def renew(self, lease_id: int, timeout: float, metadata: Metadata = ()) -> Any:
+        """Renew once, and return etcd's response; `metadata` has the token of a stream that is opened for it.
 
         Raises:
-            NoKeepAliveError: If there is no response within `timeout_s`; the stream and all waiting renewals fail.
+            NoKeepAliveError: If there is no response within `timeout` seconds; the stream and all that wait on it fail.
+            grpc.aio.AioRpcError: If etcd refuses the token of the stream.
         """
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="keep-alive")
+            self._task = asyncio.create_task(self._run(metadata), name="keep-alive")
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((lease_id, future))
         self._requests.put_nowait(stubs.rpc_pb2.LeaseKeepAliveRequest(ID=lease_id))
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout):
                 return await future
         except TimeoutError:
-            self._give_up("no answer in time")
+            self._give_up(NoKeepAliveError("no answer in time"))
             raise NoKeepAliveError("no answer in time") from None
 
     async def close(self) -> None:
         """Close the stream; waiting renewals fail."""
         task = self._task
-        self._give_up("the connection was closed")
+        self._give_up(NoKeepAliveError("the connection was closed"))
         if task is not None:
             await asyncio.gather(task, return_exceptions=True)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, error: Exception) -> None:
         """Drop the stream; the next renewal opens another one."""
         if self._task is not None:
             self._task.cancel()
@@ -67,13 +70,13 @@ class KeepAliveStream:
         waiting, self._waiting, self._requests = self._waiting, deque(), asyncio.Queue()
         for _, future in waiting:
             if not future.done():
-                future.set_exception(NoKeepAliveError(reason))
+                future.set_exception(error)
 
-    async def _run(self) -> None:
+    async def _run(self, metadata: Metadata) -> None:
         """Pass each response to the renewal that has waited longest."""
         waiting = self._waiting
-        call = self._stub.LeaseKeepAlive(_all(self._requests))
-        reason = "etcd closed the stream"
+        call = self._stub.LeaseKeepAlive(_all(self._requests), metadata=metadata)
+        failure: Exception = NoKeepAliveError("etcd closed the stream")
         try:
             async for answer in call:
                 lease_id, future = waiting.popleft()
@@ -81,12 +84,14 @@ class KeepAliveStream:
                 if not future.done():
                     future.set_result(answer)
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name} {error.details() or ''}".strip()
+            failure = NoKeepAliveError(f"{error.code().name} {error.details() or ''}".strip())
+            if token_refusal(error.details()) is not None:
+                failure = error
         finally:
             call.cancel()
             if self._waiting is waiting:
                 self._task = None
-                self._give_up(reason)
+                self._give_up(failure)
 
 
 async def _all(requests: asyncio.Queue[Any]) -> AsyncIterator[Any]:
