@@ -123,6 +123,7 @@ def test_what_is_wrong_with_a_process_is_found(fields, expected):
         ),
         ({"database_bytes": round(1.5 * GIB), "database_used_bytes": GIB}, {"etcd_quota": Status.FAILURE}),
         ({"database_bytes": GIB // 2, "database_used_bytes": 1 << 20}, {"etcd_fragmented": Status.WARNING}),
+        ({"version": "", "database_bytes": 0, "quota_bytes": 0}, {"etcd_quota": Status.WARNING}),
         ({"answered_us": 200_000}, {"etcd_latency": Status.WARNING}),
         ({"version": "3.4.20"}, {"etcd_version": Status.FAILURE}),
         ({"version": "3.5.1"}, {"etcd_version": Status.WARNING}),

@@ -246,7 +246,7 @@ def _check_etcd(reached: Sequence[ProcessDescription], store: str = "") -> Itera
             "Run three or five members: one cannot fail, and an even number survives no more than one less.",
         )
     for endpoint, member in sorted(members.items()):
-        if not store:
+        if not store and member.version:
             yield _etcd_version(f"etcd {endpoint}", member.version)
         yield from _check_member(f"etcd {endpoint}", member)
 
@@ -271,6 +271,22 @@ def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding
             else "Replace the member: its data is corrupt."
         )
         yield Finding("etcd_alarm", where, Status.FAILURE, alarm, action)
+    yield from _check_database(where, member)
+    status = Status.WARNING if member.answered_us >= ETCD_ANSWER_WARNING_US else Status.OK
+    shown = f"answers in {member.answered_us / 1000:.1f} ms"
+    yield judged("etcd_latency", where, status, shown, "Look at its disk and network; give etcd a disk of its own.")
+
+
+def _check_database(where: str, member: EtcdMemberDescription) -> Iterator[Finding]:
+    if not member.database_bytes:
+        yield Finding(
+            "etcd_quota",
+            where,
+            Status.WARNING,
+            "it reports its size and its alarms to root only",
+            "Monitor etcd by its own metrics: `etcd_mvcc_db_total_size_in_bytes`.",
+        )
+        return
     quota = member.quota_bytes or ETCD_DEFAULT_QUOTA
     share = member.database_bytes / quota
     assumed = "" if member.quota_bytes else " (assumed: it does not report its quota)"
@@ -290,9 +306,6 @@ def _check_member(where: str, member: EtcdMemberDescription) -> Iterator[Finding
             f"{bytes_text(member.database_used_bytes)} of {bytes_text(member.database_bytes)} in use",
             "Defragment this member: `etcdctl defrag`, one member at a time.",
         )
-    status = Status.WARNING if member.answered_us >= ETCD_ANSWER_WARNING_US else Status.OK
-    shown = f"answers in {member.answered_us / 1000:.1f} ms"
-    yield judged("etcd_latency", where, status, shown, "Look at its disk and network; give etcd a disk of its own.")
 
 
 def _etcd_version(where: str, version: str) -> Finding:
