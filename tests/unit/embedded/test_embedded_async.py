@@ -45,3 +45,40 @@ async def test_a_wait_for_records_ends_when_they_come_or_with_its_task(tmp_path)
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
+
+
+async def test_each_record_has_its_place_whatever_it_is_sent_with(tmp_path):
+    """Plain values, keys, headers and times in turn, over many batches: every future has the offset of its record."""
+    async with await aio.open(tmp_path / "events") as log:
+        await log.admin.create_topic("clicks")
+        async with log.producer(batch_records=50, linger_ms=0) as producer:
+            futures = []
+            for number in range(3_000):
+                more = ({}, {}, {"key": b"k%d" % number}, {"headers": [("h", b"%d" % number)]}, {"timestamp_ms": number})
+                futures.append(await producer.send("clicks", b"%d" % number, **more[number % 5]))
+            assert [(await future).offset for future in futures] == list(range(3_000))
+        with pytest.raises(headrace.ClosedError):
+            await producer.send("clicks", b"late")
+        with pytest.raises(headrace.ClosedError):
+            await producer.send("clicks", b"late", key=b"k")
+        async with log.reader("clicks") as reader:
+            records = [record async for record in reader]
+    assert [record.value for record in records] == [b"%d" % number for number in range(3_000)]
+    for number, record in enumerate(records):
+        assert record.key == (b"k%d" % number if number % 5 == 2 else None)
+        assert bool(record.headers) == (number % 5 == 3)
+
+
+async def test_a_plain_value_is_appended_without_a_lock(tmp_path, monkeypatch):
+    """Only the first record of a batch or of a kind, and one for which there is no room, takes the long way."""
+    async with await aio.open(tmp_path / "events") as log:
+        await log.admin.create_topic("clicks")
+        async with log.producer(linger_ms=10_000) as producer:
+            await (await producer.send("clicks", b"first"))
+            appended: list[object] = []
+            append = producer._core.append
+            monkeypatch.setattr(producer._core, "append", lambda record: appended.append(record) or append(record))
+            for key in (None, b"k"):
+                for _ in range(1_000):
+                    await producer.send("clicks", b"x", key)
+            assert len(appended) < 20

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any, Unpack
+from zlib import crc32
 
 from headrace.client.base.call_counts import CallStats
 from headrace.client.base.config import ProducerConfig, build, client_repr
@@ -49,7 +50,9 @@ class Producer:
         claims_settings = publisher_settings(config)
         audit = [AsyncAuditInterceptor(config, lambda: Producer(**claims_settings))] if config.audit_topic else []
         self._io = AsyncProducerIO(config)
-        self._core = ProducerCore(config, self._io, [*config.interceptors, *audit], uses_appenders=False)
+        self._core = ProducerCore(config, self._io, [*config.interceptors, *audit], uses_appenders=True)
+        self._appenders = self._core.open_batches.appenders
+        self._keyed = self._core.keyed
         self._ended = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
 
@@ -90,6 +93,15 @@ class Producer:
         Returns:
             A future, which may be awaited.
         """
+        if headers is None and partition is None and timestamp_ms is None and type(value) is bytes:
+            try:
+                if key is None:
+                    return RecordFuture(self._appenders[topic](value))  # type: ignore[arg-type]
+                if type(key) is bytes:
+                    buffers = self._keyed[topic]
+                    return RecordFuture(buffers[crc32(key) % len(buffers)].append_keyed((key, value)))  # type: ignore[arg-type]
+            except (KeyError, StopIteration, ValueError):
+                pass  # There is no open batch with room for it.
         core = self._core
         record = core.make_record(topic, value, key, headers, partition, timestamp_ms)
         try:
