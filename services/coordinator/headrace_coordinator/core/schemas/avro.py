@@ -17,7 +17,7 @@ from headrace_coordinator.core.schemas.schema import (
     Incompatibility,
     InvalidSchemaError,
     SchemaText,
-    check_depth,
+    load_json,
     too_complex,
 )
 
@@ -62,8 +62,7 @@ def parse(schema: SchemaText) -> AvroSchema:
 def _parse_into(text: str, named: dict[str, Any]) -> tuple[Any, Any]:
     """Return the JSON value and the parsed schema of a text, and add its named types to `named`."""
     try:
-        given = json.loads(text)
-        check_depth(given)
+        given = load_json(text)
         return given, parse_schema(given, named_schemas=named, _write_hint=False)
     except UnknownType as error:
         raise InvalidSchemaError(

@@ -19,7 +19,7 @@ from referencing.jsonschema import DRAFT7, UnknownDialect, specification_with
 
 from headrace_coordinator.core.schemas.json_containment import Containment
 from headrace_coordinator.core.schemas.json_parts import Part
-from headrace_coordinator.core.schemas.schema import Incompatibility, InvalidSchemaError, SchemaText, check_depth
+from headrace_coordinator.core.schemas.schema import Incompatibility, InvalidSchemaError, SchemaText, load_json
 
 
 class ParsedJsonSchema:
@@ -54,8 +54,7 @@ def parse(schema: SchemaText) -> ParsedJsonSchema:
 
 def _load(text: str) -> Any:
     try:
-        contents = json.loads(text)
-        check_depth(contents)
+        contents = load_json(text)
         if not isinstance(contents, dict | bool):
             raise InvalidSchemaError("the JSON Schema is neither an object nor a boolean", action="Correct it.")
         kind = validator_for(contents, default=jsonschema.Draft7Validator)

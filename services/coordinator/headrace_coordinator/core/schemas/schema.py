@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -80,12 +81,23 @@ def too_complex() -> InvalidSchemaError:
     )
 
 
-def check_depth(value: Any) -> None:
-    """Check the nesting of a JSON value, without recursion.
+def load_json(text: str) -> Any:
+    """Return the JSON value of a schema's text.
 
     Raises:
         InvalidSchemaError: If it is nested more deeply than `MAX_DEPTH`.
+        ValueError: If it is not JSON.
     """
+    try:
+        found = json.loads(text)
+    except RecursionError:  # At a depth that depends on the version of Python.
+        raise _too_deep() from None
+    _check_depth(found)
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    """Check the nesting of a JSON value, without recursion; raise as `load_json`."""
     level: Sequence[Any] = [value]
     for _ in range(MAX_DEPTH):
         deeper: list[Any] = []
@@ -97,4 +109,8 @@ def check_depth(value: Any) -> None:
         if not deeper:
             return
         level = deeper
-    raise InvalidSchemaError(f"the schema is nested more than {MAX_DEPTH} deep", action="Use named types.")
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidSchemaError:
+    return InvalidSchemaError(f"the schema is nested more than {MAX_DEPTH} deep", action="Use named types.")
