@@ -6,6 +6,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from headrace.client.base.data_frames import arrow_of
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.serializers import TableCodec
 from headrace.wire.typed.column_types import ColumnType, parse_type
@@ -44,13 +45,8 @@ def columns_text(source: Any) -> str:
     tables = getattr(source, "tables", None)
     if isinstance(tables, TableCodec):
         return str(parse_columns(tables.topic_columns()))
-    if hasattr(source, "to_arrow"):  # Polars.
-        source = source.to_arrow()
-    if type(source).__module__.partition(".")[0] == "pandas":
-        import pyarrow as pa
-
-        source = pa.Schema.from_pandas(source, preserve_index=False)
-    schema = getattr(source, "schema", source)
+    table = arrow_of(source)
+    schema = getattr(table, "schema", table)
     if type(schema).__module__.partition(".")[0] != "pyarrow":
         raise ConfigError(
             f"columns: {type(source).__name__} has no columns",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.client.base.data_frames import arrow_of
 from headrace.client.base.errors import SerializationError
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.batch_runs import EncodedRun
@@ -207,10 +208,7 @@ def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns
 
     from headrace.wire.typed.arrow_columns import arrays_of_table
 
-    if hasattr(table, "to_arrow"):
-        table = table.to_arrow()
-    elif type(table).__module__.partition(".")[0] == "pandas":
-        table = pa.Table.from_pandas(table, preserve_index=False)
+    table = arrow_of(table)
     if not isinstance(table, pa.Table | pa.RecordBatch):
         raise SerializationError(
             f"{type(table).__name__} is no table",

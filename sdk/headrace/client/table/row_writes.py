@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.client.base.config import ClientConfig, TableConfig
+from headrace.client.base.data_frames import arrow_of
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.base.partitioner import partition_for_key
 from headrace.client.base.serializers import Serializer, resolve_serializer, serialize
@@ -308,7 +309,7 @@ class GivenRows(NamedTuple):
 
 
 def given_rows(rows: Any, config: TableConfig, key_column: str, delete_nulls: bool) -> GivenRows:
-    """Return the rows of an iterable of pairs of key and columns, of Arrow or of pandas.
+    """Return the rows of an iterable of pairs of key and columns, of Arrow, pandas or Polars.
 
     Bytes and text of Arrow are taken as they are, if the table's values are bytes or text.
 
@@ -316,12 +317,12 @@ def given_rows(rows: Any, config: TableConfig, key_column: str, delete_nulls: bo
         ConfigError: If there is no such key column, or a column that is neither bytes nor text needs a serializer.
     """
     serializer = resolve_serializer(config.value_serializer, "value_serializer")
-    if not hasattr(rows, "schema") and not hasattr(rows, "columns"):
+    table = arrow_of(rows)
+    if not hasattr(table, "schema"):
         return GivenRows(rows, serializer, _count_of(rows))
     import pyarrow as pa
 
     is_plain = config.value_serializer in (None, "bytes", "str")
-    table = rows if hasattr(rows, "schema") else pa.Table.from_pandas(rows, preserve_index=False)
     schema = table.schema
     if key_column not in schema.names:
         raise ConfigError(f"there is no column {key_column!r} for the keys", action="Name it by key_column.")

@@ -430,9 +430,9 @@ class AsyncTable:
 
         Args:
             rows: an iterable of pairs of key and columns; or a `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`,
-                or a pandas data frame, with a column for the key and one for each column.
-            key_column: name of the column with the keys, for Arrow and pandas.
-            delete_nulls: whether a null of Arrow or pandas deletes the column; otherwise it stays as it is.
+                or a data frame of pandas or Polars, with a column for the key and one for each column.
+            key_column: name of the column with the keys, for Arrow and data frames.
+            delete_nulls: whether a null of Arrow or a data frame deletes the column; otherwise it stays as it is.
             ttl: time after which the columns are deleted, by the clock of this machine; by default the table's
                 `table_ttl_ms`.
 

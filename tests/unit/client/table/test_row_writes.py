@@ -14,6 +14,7 @@ from headrace.wire.errors import BatchTooLargeError, Outcome, TimedOutError
 from headrace.wire.table_keys import split_key
 
 pa = pytest.importorskip("pyarrow")
+duckdb = pytest.importorskip("duckdb")
 
 UNKNOWN = TimedOutError("no answer", outcome=Outcome.UNKNOWN)
 
@@ -160,6 +161,25 @@ def test_rows_of_arrow():
 def test_rows_of_pandas():
     pd = pytest.importorskip("pandas")
     _, [chunk] = writes_of(pd.DataFrame({"key": ["a", "b"], "x": ["1", None]}))
+    assert records(chunk) == [(b"a", b"x", b"1")]
+
+
+class PolarsFrame:
+    """Data frame that has a schema of its own, and becomes Arrow by `to_arrow`, as one of Polars."""
+
+    schema = (("key", str), ("x", str))
+    columns = ("key", "x")
+
+    def to_arrow(self):
+        return pa.table({"key": pa.array(["a", "b"], pa.large_string()), "x": ["1", None]})
+
+
+def test_rows_of_other_frames():
+    """Of Polars, and of what gives a stream of Arrow, such as a relation of DuckDB."""
+    _, [chunk] = writes_of(PolarsFrame())
+    assert records(chunk) == [(b"a", b"x", b"1")]
+    with duckdb.connect() as connection:
+        _, [chunk] = writes_of(connection.sql("select 'a' as key, '1' as x"))
     assert records(chunk) == [(b"a", b"x", b"1")]
 
 
