@@ -26,11 +26,11 @@ from headrace.wire.typed.arrow_columns import (
 )
 from headrace.wire.typed.blocks import read_block, values_of
 from headrace.wire.typed.column_types import ColumnType, parse_type
-from headrace.wire.typed.json_values import row_of_json
+from headrace.wire.typed.json_values import json_row, row_of_json
 from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64
 from headrace.wire.typed.row_blocks import blocks_of_rows
 from headrace.wire.typed.topic_columns import TopicColumns, evolved, parse_columns, writable
-from headrace.wire.typed.typed_columns import TypedColumns, json_row
+from headrace.wire.typed.typed_columns import TypedColumns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +72,8 @@ def typed_values(draw: st.DrawFn, depth: int = 2) -> tuple[str, st.SearchStrateg
         return f"list<{text}>", st.lists(st.none() | values, max_size=3)
     if kind == "map":
         text, values = draw(typed_values(depth - 1))
-        return f"map<string, {text}>", st.dictionaries(st.text(max_size=3), st.none() | values, max_size=3)
+        key = draw(st.sampled_from(["string", "int64", "bool", "date", "binary", "double", "decimal(10, 2)"]))
+        return f"map<{key}, {text}>", st.dictionaries(SIMPLE[key], st.none() | values, max_size=3)
     fields = [draw(typed_values(depth - 1)) for _ in range(draw(st.integers(1, 2)))]
     text = ", ".join(f"f{place}: {kind}" for place, (kind, _) in enumerate(fields))
     return f"struct<{text}>", st.fixed_dictionaries(

@@ -24,8 +24,9 @@ from headrace.wire.typed.arrow_columns import (
     columns_of,
 )
 from headrace.wire.typed.column_types import parse_type
+from headrace.wire.typed.json_values import json_row
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
-from headrace.wire.typed.typed_columns import TypedColumns, json_row
+from headrace.wire.typed.typed_columns import TypedColumns
 
 
 @pytest.mark.parametrize(

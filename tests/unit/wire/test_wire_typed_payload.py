@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import struct
 from datetime import UTC, date, datetime, time, timedelta
@@ -18,11 +19,10 @@ from headrace.wire.crc import crc32c
 from headrace.wire.encoding import RowBlocks, column_parts, join_column
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, InvalidRequestError, UnsupportedCodecError
 from headrace.wire.typed.arrow_columns import arrays_of_rows, block_of_array, check_row
-from headrace.wire.typed.json_values import row_of_json
+from headrace.wire.typed.json_values import json_row, row_of_json
 from headrace.wire.typed.payload import DOUBLE, ENTRY, HEAD, INT64, TEXT, read_directory, seal
 from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select
 from headrace.wire.typed.topic_columns import parse_columns
-from headrace.wire.typed.typed_columns import json_row
 
 COLUMNS = parse_columns("1 a int32 required, 2 b string, 3 c list<string>, 4 d bool, 5 e struct<x: double>")
 ROWS = [{"a": number, "b": f"b{number}" * 3, "c": ["x", None], "d": True, "e": {"x": 0.5}} for number in range(9)]
@@ -281,15 +281,20 @@ def test_rows_from_json() -> None:
     """Each type in its JSON form is the same row again; a form that is none names the column."""
     columns = parse_columns(
         "1 b binary, 2 m decimal(10, 2), 3 d date, 4 t time[ms], 5 s timestamp[us, UTC], 6 n timestamp[ms], "
-        "7 u duration[ms], 8 l list<date>, 9 p map<string, binary>, 10 r struct<x: decimal(5, 1), y: bool>"
+        "7 u duration[ms], 8 l list<date>, 9 p map<string, binary>, 10 r struct<x: decimal(5, 1), y: bool>, "
+        "11 i map<int64, double>, 12 k map<date, decimal(20, 0)>, 13 z map<bool, timestamp[ns]>, 14 f list<float>"
     )
     row = {
         "b": b"\0\xff", "m": Decimal("1.50"), "d": date(2026, 1, 2), "t": time(3, 4, 5), "u": timedelta(seconds=1.5),
         "s": datetime(2026, 1, 2, tzinfo=UTC), "n": datetime(2026, 1, 2, 3, 4), "l": [date(2026, 1, 2), None],
-        "p": {"k": b"v"}, "r": {"x": Decimal("0.5"), "y": True},
+        "p": {"k": b"v"}, "r": {"x": Decimal("0.5"), "y": True}, "i": {-7: 1.5, 8: math.inf},
+        "k": {date(2026, 1, 2): Decimal(10**19)}, "z": {True: 1, False: None}, "f": [-math.inf, 0.5],
     }  # fmt: skip
-    found = row_of_json(json.loads(json_row(row)), columns)
-    assert found == row | {"p": [("k", b"v")]}
+    document = json.loads(json_row(row), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert document["k"] == {"2026-01-02": 10**19}
+    assert document["f"] == ["-Infinity", 0.5]
+    found = row_of_json(document, columns)
+    assert found == row | {name: list(row[name].items()) for name in "pikz"}
     check_row(found, columns)
     for wrong in (
         {"b": "?"},
@@ -300,6 +305,7 @@ def test_rows_from_json() -> None:
         {"u": "x"},
         {"l": 7},
         {"p": []},
+        {"i": {"x": 1}},
         {"r": 1},
     ):
         with pytest.raises(InvalidRequestError, match=f"column {next(iter(wrong))}: "):

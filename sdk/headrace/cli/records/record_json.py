@@ -58,7 +58,7 @@ def to_document(record: FormattableRecord) -> dict[str, JsonValue]:
 def _value(value: object) -> JsonValue:
     """Return the JSON form of a value: an object for a row of a typed topic."""
     if isinstance(value, dict):
-        from headrace.wire.typed.typed_columns import json_row
+        from headrace.wire.typed.json_values import json_row
 
         row: JsonValue = json.loads(json_row(value))
         return row

@@ -50,7 +50,7 @@ def _of_bytes(writer: Writer) -> Writer:
 
     def write(record: Any) -> bytes:
         if isinstance(record.value, dict):
-            from headrace.wire.typed.typed_columns import json_row
+            from headrace.wire.typed.json_values import json_row
 
             record = record._replace(value=json_row(record.value))
         return writer(record)

@@ -9,7 +9,8 @@ from decimal import Decimal
 from itertools import chain
 from typing import IO, Any, assert_never
 
-from headrace.cli.common.value_text import MAX_WIDTH, cell_text, plain
+from headrace.cli.common.value_text import MAX_WIDTH, cell_text
+from headrace.wire.typed.json_values import json_value
 
 TABLE_ROWS = 1_000
 """Rows whose widths decide those of a table's columns; more rows are printed as they come."""
@@ -72,7 +73,9 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput)
     """Yield the lines: one for each row, after one for the names unless it is JSON."""
     if output is SqlOutput.JSON:
         for row in rows:
-            yield json.dumps(dict(zip(names, map(plain, row), strict=True)), ensure_ascii=False, default=str) + "\n"
+            yield (
+                json.dumps(dict(zip(names, map(json_value, row), strict=True)), ensure_ascii=False, default=str) + "\n"
+            )
         return
     if output is SqlOutput.CSV:
         buffer = io.StringIO()

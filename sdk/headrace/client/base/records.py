@@ -197,7 +197,7 @@ def bytes_of(value: Any) -> Any:
     """Return a value that was not deserialized as bytes: a row of a typed topic as a JSON object, others unchanged."""
     if not isinstance(value, dict):
         return value
-    from headrace.wire.typed.typed_columns import json_row
+    from headrace.wire.typed.json_values import json_row
 
     return json_row(value)
 

@@ -1,15 +1,78 @@
-"""Rows from JSON objects, in the form in which `json_row` writes them."""
+"""Rows as JSON objects, and back: one form for readers, the simple form of Produce and Fetch, commands and SQL.
+
+| value | JSON |
+| --- | --- |
+| bytes | text in base64 |
+| date, time, timestamp | text in ISO 8601; a whole number in nanoseconds |
+| duration | seconds |
+| decimal | text, which keeps all digits; a number if its type has none after the point |
+| NaN and the infinities | the texts `NaN`, `Infinity` and `-Infinity` |
+| key of a map | the text of its JSON |
+"""
 
 import base64
 import binascii
+import json
+import math
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
 from headrace.wire.errors import InvalidRequestError
-from headrace.wire.typed.column_types import ColumnType
+from headrace.wire.typed.column_types import INTEGERS, ColumnType
 from headrace.wire.typed.topic_columns import TopicColumns
+
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON lacks."""
+
+
+def json_row(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a JSON object.
+
+    Raises:
+        TypeError: If a value has no JSON form.
+    """
+    try:
+        return json.dumps(row, default=_known_form, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError):  # A number that JSON lacks, or a key of a map that is no text.
+        return json.dumps(json_value(row), default=_known_form, ensure_ascii=False).encode()
+
+
+def json_value(value: Any) -> Any:
+    """Return a value in its JSON form; one that has none is returned unchanged."""
+    if isinstance(value, Mapping):
+        return {_key_text(key): json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return _form(value)
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        exponent = value.as_tuple().exponent
+        return int(value) if isinstance(exponent, int) and exponent >= 0 else f"{value:f}"
+    return value
+
+
+def _known_form(value: Any) -> Any:
+    found = _form(value)
+    if found is value:
+        raise TypeError(f"{type(value).__name__} has no JSON form")
+    return found
+
+
+def _key_text(key: Any) -> str:
+    form = json_value(key)
+    return form if isinstance(form, str) else json.dumps(form)
 
 
 def row_of_json(document: Mapping[str, Any], columns: TopicColumns) -> dict[str, Any]:
@@ -34,6 +97,8 @@ def _value(kind: ColumnType, value: Any) -> Any:
     if value is None:
         return None
     match kind.name:
+        case "float" | "double":
+            return _SPECIAL.get(value, value) if isinstance(value, str) else value
         case "binary":
             return base64.b64decode(value, validate=True)
         case "decimal":
@@ -50,12 +115,23 @@ def _value(kind: ColumnType, value: Any) -> Any:
             return [_value(kind.children[0][1], each) for each in value]
         case "map":
             keys, items = kind.children[0][1], kind.children[1][1]
-            return [(_value(keys, key), _value(items, each)) for key, each in value.items()]
+            return [(_key(keys, key), _value(items, each)) for key, each in value.items()]
         case "struct":
             parts = dict(kind.children)
             return {name: _value(parts[name], each) if name in parts else each for name, each in value.items()}
         case _:
             return value
+
+
+def _key(kind: ColumnType, text: str) -> Any:
+    """Return the key of a map by its text."""
+    if kind.name == "bool":
+        return {"true": True, "false": False}.get(text, text)
+    if kind.name in INTEGERS or (kind.name in {"time", "timestamp"} and kind.unit == "ns"):
+        return int(text)
+    if kind.name in {"float", "double"}:
+        return float(text)
+    return _value(kind, float(text) if kind.name == "duration" else text)
 
 
 def _moment(text: str, kind: ColumnType) -> datetime:

@@ -1,13 +1,9 @@
 """Values of a decoded typed batch: as Arrow arrays, as rows, or as JSON, each block decoded on first use."""
 
-import base64
 import importlib.util
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from datetime import date, time, timedelta
-from decimal import Decimal
 from functools import cache
 from itertools import compress
 from typing import Any
@@ -19,6 +15,7 @@ from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import CorruptBatchError
 from headrace.wire.typed.blocks import NESTED_BYTES, BlockArray, object_bytes, read_block, values_of
 from headrace.wire.typed.column_types import INTEGERS
+from headrace.wire.typed.json_values import json_row
 from headrace.wire.typed.payload import Directory, block_of
 from headrace.wire.typed.topic_columns import TopicColumn
 
@@ -176,10 +173,7 @@ class TypedColumns:
         return size
 
     def json_column(self) -> tuple[npt.NDArray[np.int32], memoryview]:
-        """Return the rows as JSON objects, their offsets int32[n + 1] and their bytes.
-
-        Bytes are in base64, times in ISO 8601, durations in seconds, decimals are text.
-        """
+        """Return the rows as JSON objects, see `json_row`: their offsets int32[n + 1] and their bytes."""
         if self._json is None:
             rows = [json_row(row) for row in self.rows(0, self._header.record_count)]
             offsets = np.zeros(len(rows) + 1, np.int32)
@@ -198,20 +192,3 @@ _CONVERSIONS: dict[tuple[str, str], Callable[[Any], Any]] = {
 @cache
 def _has_arrow() -> bool:
     return importlib.util.find_spec("pyarrow") is not None
-
-
-def json_row(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a JSON object, see `TypedColumns.json_column`."""
-    return json.dumps(row, default=_plain, ensure_ascii=False).encode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, date | time):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Decimal):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
