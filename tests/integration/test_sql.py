@@ -111,6 +111,42 @@ def test_only_what_is_named_is_read(cluster):
     assert rows == [(4_200,)]
 
 
+def test_joins_read_what_their_conditions_leave(cluster):
+    """Bounds of a WHERE clause, of an ON clause and of a subquery reach the topic whose column they are of."""
+    (_, whole) = fetched(cluster, "select count(user), max(ts), max(name) from clicks join users using (user)")
+    late = f"timestamptz '{(DAY + dt.timedelta(seconds=19_900)).isoformat()}'"
+    joined = "select count(*) from clicks c join users u on c.user = u.user"
+    expected = [(sum(1 for number in range(19_900, ROWS) if number % 10),)]
+    for query in (
+        f"{joined} where c.ts >= {late}",
+        f"{joined} where ts >= {late}",
+        f"{joined} and c.ts >= {late}",
+        f"select count(*) from users u left join clicks c on c.user = u.user where c.ts >= {late}",
+        f"with c as (select user from clicks where ts >= {late}) select count(*) from c join users using (user)",
+    ):
+        (rows, part) = fetched(cluster, query)
+        assert rows == expected, query
+        assert part < whole / 5, query
+
+
+def test_what_is_not_named_is_read_where_it_is_needed(sql):
+    """A row by the name of its table, a column by its place, and columns with other names."""
+    assert sql("select (u).name from users u where u.user = 7") == [("n7",)]
+    assert sql("select to_json(users)->>'$.name' from users where users.user = 7") == [("n7",)]
+    assert sql("select #2 from users where user < 1") == [("n0",)]
+    assert sql("select b from users x(a, b) where a = 7") == [("n7",)]
+    assert sql(
+        "select u.* exclude (user) from clicks join users u using (user) where ts = timestamptz '2026-01-01 00:00:07Z'"
+    ) == [("n7",)]
+    assert sql("with u as (select * from users) select count(*) from u a join u b using (user)") == [(100,)]
+    assert sql("with u as not materialized (select * from users) select count(*) from u a join u b using (user)") == [
+        (100,)
+    ]
+    assert sql(
+        "with recursive r as (select 0 n union all select user + 1 from r join users on user = n) select max(n) from r"
+    ) == [(100,)]
+
+
 def test_topics_of_bytes(sql):
     """The value as bytes, as text and as JSON with paths; what is neither is null."""
     assert sql('select count(*), count(text), count(json) from "raw-json"') == [(50, 49, 49)]

@@ -39,7 +39,28 @@ def connection():
 def test_tables_and_columns(connection, query, tables, columns):
     """A name more narrows less; none is missing."""
     parts = query_parts(connection, query)
-    assert (dict(parts.tables), parts.columns) == (tables, columns)
+    found = {parts.columns_of(table) for table in parts.tables}
+    assert (dict(parts.tables), found) == (tables, {columns if columns is None else frozenset(columns)})
+
+
+@pytest.mark.parametrize(
+    ("query", "whole"),
+    [
+        ("select u.*, a from t join u using (k)", {"u"}),
+        ("select x.*, a from t x join u using (k)", {"t"}),
+        ("select t from t join u using (k)", {"t"}),
+        ("select to_json(X) from t x, u", {"t"}),
+        ("select #1 from t, u", {"t", "u"}),
+        ("select a from t, u x(c, d)", {"u"}),
+        ("select a.* from t, u", {"t", "u"}),
+        ("select columns('a.*') from t, u", {"t", "u"}),
+        ("select a from t join u on t.k = u.k", set()),
+        ("select * from t unpivot (v for n in (a, b)), u", {"t", "u"}),
+    ],
+)
+def test_tables_that_are_read_whole(connection, query, whole):
+    """Those with columns that a query reads without naming them."""
+    assert query_parts(connection, query).whole == whole
 
 
 @pytest.mark.parametrize(
@@ -69,15 +90,48 @@ def test_bounds(connection, where, bounds):
     assert {(each.column, each.end, value_of(connection, each.expression, "INT")) for each in parts.bounds} == bounds
 
 
-def test_bounds_are_of_one_topic(connection):
-    """A query of two tables, or of one twice, has none: a name may be of either."""
-    assert query_parts(connection, "select 1 from t, u where a > 3").bounds == ()
-    assert query_parts(connection, "select 1 from t join t x on true where a > 3").bounds == ()
-    assert query_parts(connection, "select 1 from (select * from t) where a > 3").bounds == ()
-    assert query_parts(connection, "select 1 from t where a > 3 union select 1 from u").bounds == ()
-    assert query_parts(connection, "with c as (select -a as a from t) select 1 from c where a > 3").bounds == ()
-    assert query_parts(connection, "select 1 from t as x(a, b) where a > 3").bounds == ()
-    assert query_parts(connection, "select 1 from t as x where t.a > 3").bounds == ()
+X3 = {("t", "x", "low", 3)}
+
+
+@pytest.mark.parametrize(
+    ("query", "bounds"),
+    [
+        ("select 1 from t a join u on a.k = u.k where a.x > 3", X3),
+        ("select 1 from t a, u where A.x > 3 and u.y < 4", X3 | {("u", "y", "high", 4)}),
+        ("select 1 from t, u where x > 3", X3 | {("u", "x", "low", 3)}),  # Of the one that has the column.
+        ("select 1 from t left join u using (k) where t.x > 3 and u.y < 4", X3 | {("u", "y", "high", 4)}),
+        ("select 1 from u full join t using (k) where t.x > 3", X3),
+        ("select 1 from t join u on t.k = u.k and t.x > 3", X3),
+        ("select 1 from u left join t on t.k = u.k and t.x > 3", X3),
+        ("select 1 from t left join u on t.k = u.k and t.x > 3", set()),
+        ("select 1 from t full join u on t.k = u.k and t.x > 3", set()),
+        ("select 1 from (t join u on t.k = u.k and t.x > 3) full join v on v.k = u.k", X3),
+        ("select 1 from t semi join u on t.k = u.k where t.x > 3 and y > 3", X3 | {("t", "y", "low", 3)}),
+        ("select 1 from t asof join u on t.k >= u.k where t.x > 3", set()),
+        ("select 1 from t positional join u where t.x > 3", set()),
+        ("select 1 from (select * from t where x > 3) where k > 4", X3),
+        ("with c as (select k from t where x > 3) select 1 from c join u using (k)", X3),
+        ("select 1 from t where x > 3 union select 1 from u where y < 4", X3 | {("u", "y", "high", 4)}),
+        ("select 1 from u where k in (select k from t where x > 3)", X3),
+        ("select 1 from u where exists (select 1 from t where t.k = u.k and u.y > 3)", set()),
+        ("select 1 from (select * from t) where x > 3", set()),
+        ("select 1 from t join t b on true where t.x > 3", set()),
+        ("with recursive r as (select 0 n union all select 1 from r, t where t.x > 3) select 1 from r", set()),
+        ("with c as not materialized (select * from t where x > 3) select 1 from c a, c b", set()),
+        ("select 1 from t where s.x > 3", set()),
+        ("select 1 from t a where t.x > 3", set()),
+        ("with c as (select -x as x from t) select 1 from c where x > 3", set()),
+        ("select 1 from t a(x, y) where x > 3", set()),
+        ("select 1 from t tablesample 10% where x > 3", set()),
+        ("select 1 from t where x > 3 using sample 10", set()),
+    ],
+)
+def test_bounds_of_joins_and_subqueries(connection, query, bounds):
+    """Each is of a table that is read once, all rows of which need to fulfil it."""
+    found = query_parts(connection, query).bounds
+    assert {
+        (each.table, each.column, each.end, value_of(connection, each.expression, "INT")) for each in found
+    } == bounds
 
 
 def test_what_is_no_query(connection):

@@ -6,8 +6,8 @@ understood narrows nothing.
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.wire.errors import InvalidRequestError
@@ -20,18 +20,27 @@ _COMPARISONS = {
     "COMPARE_LESSTHANOREQUALTO": ("high",),
 }
 _FLIPPED = {"low": "high", "high": "low"}
-_ALL_COLUMNS = {"STAR", "POSITIONAL_REFERENCE"}
-"""Classes of nodes that may be any column of a table."""
 _NO_CONSTANT = {"COLUMN_REF", "SUBQUERY", "PARAMETER", "COLLATE"}
 """Classes of nodes in expressions that are no bound; a collation compares in an order of its own."""
 _VOLATILE = {"random", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "nextval"}
 """Functions that have another value for each row."""
+_JOINS = frozenset({"REGULAR", "CROSS", "NATURAL"})
+"""Kinds of joins that pair all rows that fit: others, such as ASOF, pair a row with one that depends on all."""
+_SIDES = {**dict.fromkeys(("INNER", "LEFT", "RIGHT", "FULL"), ("left", "right")), "SEMI": ("left",), "ANTI": ("left",)}
+"""By the type of a join: sides whose columns are those of the result."""
+_NEEDED = {"INNER": ("left", "right"), "LEFT": ("right",), "RIGHT": ("left",)}
+"""By the type of a join: sides whose rows are left out if they have no partner."""
+Node = dict[str, Any]
+Comparison = tuple[list[str], str, Any]
+"""Names of a column, which may begin with its table; `low` or `high`; an expression without columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Bound of a column: the value of an expression without columns, included."""
 
+    table: str
+    """Table that has the column if its name is not qualified in the query, and another table may have it."""
     column: str
     end: str
     """`low` or `high`."""
@@ -44,11 +53,17 @@ class QueryParts:
     """Query as far as it narrows what is read."""
 
     tables: Counter[str]
-    """How often each table is read."""
-    columns: frozenset[str] | None
-    """Names of all columns that the query mentions; `None` if it has `*`."""
-    bounds: tuple[Bound, ...] = field(default=())
-    """Bounds of the one table that the query reads; none of other queries."""
+    """How often each table is read; more than once if it may be."""
+    names: frozenset[str]
+    """Every name that may be a column of any table: also those of tables and aliases, which narrow less."""
+    whole: frozenset[str] = frozenset()
+    """Tables of which all columns are read, for `*` and the like."""
+    bounds: tuple[Bound, ...] = ()
+    """Bounds of the tables that are read once."""
+
+    def columns_of(self, table: str) -> frozenset[str] | None:
+        """Return names among which are all columns that are read of a table; `None` if all are."""
+        return None if table in self.whole else self.names
 
 
 def query_parts(connection: Any, query: str) -> QueryParts:
@@ -67,14 +82,13 @@ def query_parts(connection: Any, query: str) -> QueryParts:
     if len(tree["statements"]) != 1:
         raise InvalidRequestError("the query has several statements", action="Pass one SELECT statement.")
     node = tree["statements"][0]["node"]
-    named = {entry["key"] for each in _nodes(node) for entry in _entries(each.get("cte_map"))}
-    tables = Counter(
-        each["table_name"]
-        for each in _nodes(node)
-        if each.get("type") == "BASE_TABLE" and each["table_name"] not in named
-    )
-    bounds = tuple(_bounds(node, next(iter(tables)))) if sum(tables.values()) == 1 else ()
-    return QueryParts(tables, _columns(node), bounds)
+    entries = [entry for each in _nodes(node) for entry in _entries(each.get("cte_map"))]
+    named = {entry["key"] for entry in entries}
+    reads = [each for each in _nodes(node) if each.get("type") == "BASE_TABLE" and each["table_name"] not in named]
+    tables = Counter(each["table_name"] for each in reads)
+    repeated = {each.get("table_name") for entry in entries if _is_repeated(entry["value"]) for each in _nodes(entry)}
+    tables.update(name for name in tables if name in repeated)
+    return QueryParts(tables, _names(node), _whole_tables(node, reads), tuple(_bounds(node, tables)))
 
 
 def value_of(connection: Any, expression: Any, type_name: str) -> Any:
@@ -92,7 +106,7 @@ def value_of(connection: Any, expression: Any, type_name: str) -> Any:
     return connection.execute(f"select cast(? as {type_name})", [found]).fetchall()[0][0]
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+def _nodes(tree: Any) -> Iterator[Node]:
     """Yield all objects of a tree."""
     if isinstance(tree, dict):
         yield tree
@@ -103,39 +117,88 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             yield from _nodes(each)
 
 
-def _entries(cte_map: Any) -> list[dict[str, Any]]:
+def _entries(cte_map: Any) -> list[Node]:
     return cte_map.get("map", []) if isinstance(cte_map, dict) else []
 
 
-def _columns(node: Any) -> frozenset[str] | None:
-    """Return every name that may be a column: also those of tables and aliases, which narrow less."""
+def _is_repeated(cte: Node) -> bool:
+    """Return whether the tables of a WITH are read as often as it is used, or as it recurs."""
+    recurs = any(each.get("type") == "RECURSIVE_CTE_NODE" for each in _nodes(cte))
+    return recurs or "NEVER" in str(cte.get("materialized"))
+
+
+def _names(node: Any) -> frozenset[str]:
     names: set[str] = set()
-    tables = (each for each in _nodes(node) if "class" not in each)
-    rows = {str(each.get("alias") or each.get("table_name") or "").lower() for each in tables}
     for each in _nodes(node):
-        if each.get("class") in _ALL_COLUMNS or each.get("type") == "PIVOT" or each.get("column_name_alias"):
-            return None
-        if each.get("type") in {"JOIN"} and (each.get("using_columns") or each.get("ref_type") == "NATURAL"):
-            if each.get("ref_type") == "NATURAL":
-                return None
-            names.update(each["using_columns"])
+        if each.get("type") == "JOIN":
+            names.update(each.get("using_columns") or ())
         if each.get("class") == "COLUMN_REF":
-            found = each.get("column_names", ())
-            if len(found) == 1 and found[0].lower() in rows:
-                return None  # A whole row as a struct.
-            names.update(found)
+            names.update(each.get("column_names", ()))
     return frozenset(names)
 
 
-def _bounds(node: dict[str, Any], table: str) -> Iterator[Bound]:
-    """Yield the bounds in the conjunction of the WHERE clause of a plain SELECT from a table, under its own columns."""
-    source = node.get("from_table", {})
-    if node.get("type") != "SELECT_NODE" or source.get("type") != "BASE_TABLE" or source.get("column_name_alias"):
-        return
-    if source.get("table_name") != table:
-        return  # A common table expression, whose columns have these names.
-    row = str(source.get("alias") or table).lower()
-    waiting = [node.get("where_clause")]
+def _whole_tables(node: Any, reads: Sequence[Node]) -> frozenset[str]:
+    """Return the tables of which a query may read a column that it does not name."""
+    whole = {each["table_name"] for each in reads if each.get("column_name_alias")}
+    every = {each["table_name"] for each in reads}
+    for each in _nodes(node):
+        kind = each.get("class")
+        if kind == "STAR":
+            whole |= {read["table_name"] for read in reads if _is_named(read, each.get("relation_name"))} or every
+        elif kind == "COLUMN_REF" and len(each["column_names"]) == 1:  # A table by its name is a row of it.
+            whole |= {read["table_name"] for read in reads if _is_named(read, each["column_names"][0])}
+        elif kind == "POSITIONAL_REFERENCE" or each.get("type") == "PIVOT" or each.get("ref_type") == "NATURAL":
+            return frozenset(every)
+    return frozenset(whole)
+
+
+def _is_named(read: Node, name: str | None) -> bool:
+    return (name or "").lower() == str(read.get("alias") or read["table_name"]).lower()
+
+
+# --- bounds ---
+
+
+def _bounds(node: Any, tables: Counter[str]) -> Iterator[Bound]:
+    """Yield the bounds in conditions that all rows fulfil which a SELECT takes of its tables.
+
+    They are the WHERE clause, whatever the kinds of joins, since a comparison refuses the nulls of an outer join's row
+    without a partner; and the condition of a join for the sides whose rows need a partner.
+    """
+    for select in _nodes(node):
+        if select.get("type") != "SELECT_NODE" or select.get("sample"):
+            continue
+        source = select.get("from_table") or {}
+        for condition, reads in [(select.get("where_clause"), _reads_of(source)), *_join_conditions(source)]:
+            once = [read for read in reads if tables[read["table_name"]] == 1]
+            for names, end, expression in _comparisons(condition):
+                for read in once:
+                    if len(names) == 1 or (len(names) == 2 and _is_named(read, names[0])):
+                        yield Bound(read["table_name"], names[-1], end, expression)
+
+
+def _reads_of(source: Node) -> list[Node]:
+    """Return the tables of a FROM clause whose rows a condition on their columns may leave out."""
+    if source.get("type") == "BASE_TABLE":
+        return [] if source.get("sample") or source.get("column_name_alias") else [source]
+    if source.get("type") != "JOIN" or source.get("ref_type") not in _JOINS:
+        return []
+    sides = _SIDES.get(source.get("join_type", ""), ())
+    return [read for side in sides for read in _reads_of(source[side])]
+
+
+def _join_conditions(source: Node) -> Iterator[tuple[Any, list[Node]]]:
+    """Yield the conditions of joins, each with the tables whose rows need to fulfil it."""
+    if source.get("type") == "JOIN" and source.get("ref_type") in _JOINS:
+        needed = _NEEDED.get(source.get("join_type", ""), ())
+        yield source.get("condition"), [read for side in needed for read in _reads_of(source[side])]
+        for side in ("left", "right"):
+            yield from _join_conditions(source[side])
+
+
+def _comparisons(condition: Any) -> Iterator[Comparison]:
+    """Yield the comparisons in a conjunction."""
+    waiting = [condition]
     while waiting:
         each = waiting.pop()
         if not isinstance(each, dict):
@@ -143,25 +206,22 @@ def _bounds(node: dict[str, Any], table: str) -> Iterator[Bound]:
         if each.get("type") == "CONJUNCTION_AND":
             waiting += each.get("children", [])
         elif each.get("class") == "COMPARISON":
-            yield from _comparison(each, row)
+            yield from _comparison(each)
         elif each.get("class") == "BETWEEN":
             for end, key in (("low", "lower"), ("high", "upper")):
-                yield from _bound(each.get("input"), row, (end,), each.get(key))
+                yield from _bound(each.get("input"), (end,), each.get(key))
 
 
-def _comparison(node: dict[str, Any], row: str) -> Iterator[Bound]:
+def _comparison(node: Node) -> Iterator[Comparison]:
     ends = _COMPARISONS.get(node.get("type", ""), ())
-    yield from _bound(node.get("left"), row, ends, node.get("right"))
-    yield from _bound(node.get("right"), row, tuple(_FLIPPED[end] for end in ends), node.get("left"))
+    yield from _bound(node.get("left"), ends, node.get("right"))
+    yield from _bound(node.get("right"), tuple(_FLIPPED[end] for end in ends), node.get("left"))
 
 
-def _bound(column: Any, row: str, ends: tuple[str, ...], expression: Any) -> Iterator[Bound]:
+def _bound(column: Any, ends: tuple[str, ...], expression: Any) -> Iterator[Comparison]:
     if not isinstance(column, dict) or column.get("class") != "COLUMN_REF":
         return
     if any(each.get("class") in _NO_CONSTANT or each.get("function_name") in _VOLATILE for each in _nodes(expression)):
         return
-    *qualifiers, name = column["column_names"]
-    if qualifiers and [each.lower() for each in qualifiers] != [row]:
-        return  # A field of a struct.
     for end in ends:
-        yield Bound(name, end, expression)
+        yield column["column_names"], end, expression

@@ -40,9 +40,12 @@ class TopicSource:
         self._where: dict[str, tuple[Any, Any]] = {}
         offset, timestamp = ("_offset", "_timestamp") if columns is not None else ("offset", "timestamp")
         own = _UNTYPED if columns is None else [*(column.name for column in columns.current), *METADATA_COLUMNS]
-        if parts.columns is not None:
-            self._names = _mentioned(own, parts.columns)
+        mentioned = parts.columns_of(topic)
+        if mentioned is not None:
+            self._names = _mentioned(own, mentioned)
         for bound in parts.bounds:
+            if bound.table != topic:
+                continue
             if bound.column in {offset, timestamp}:
                 self._narrow(connection, bound, is_offset=bound.column == offset)
             elif columns is not None:
