@@ -232,6 +232,17 @@ def test_an_avro_record_that_does_not_fit_has_its_place(
         with pytest.raises(SerializationError, match=rf"value of {topic_name}-0 at offset 0 .*do not begin") as raised:
             reader.to_arrow()
     assert raised.value.offset == 0
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}
+    schema = {"type": "record", "name": "P", "fields": [{"name": "price", "type": price}]}
+    schema_id = registry.register(topic_name, json.dumps(schema), "AVRO")
+    codec = schemas.Avro(registry, subject=topic_name)
+    with Producer(bootstrap_servers=servers) as producer:
+        producer.send(topic_name, codec.serialize({"price": Decimal("1.5")})).result(60)
+        producer.send(topic_name, b"\0" + schema_id.to_bytes(4, "big") + b"\4\x7f\xff").result(60)
+    with Reader(topic_name, start=1, bootstrap_servers=servers, value_deserializer=codec) as reader:
+        with pytest.raises(SerializationError, match=rf"value of {topic_name}-0 at offset 2 .*column price") as raised:
+            reader.to_arrow()
+    assert raised.value.offset == 2
 
 
 def test_a_typed_topic_has_the_columns_of_a_schema(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -11,8 +11,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.client.base.records import METADATA_COLUMNS, DecodedBatch
-from headrace.client.base.serializers import Deserializer, RowReader, TableCodec, deserialize, table_codec
+from headrace.client.base.serializers import (
+    ArrayReader,
+    Deserializer,
+    RowReader,
+    TableCodec,
+    deserialize,
+    table_codec,
+)
 from headrace.wire.arrow_constants import HEADERS, TIMESTAMP, zeros
+from headrace.wire.decoded import BinaryColumn
+from headrace.wire.errors import InvalidRequestError
 from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_type
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
@@ -105,7 +114,7 @@ def _decoded_table_of(decoded_batches: Sequence[DecodedBatch], names: Sequence[s
         SerializationError: If a value does not fit; the error has the `partition` and the `offset`.
     """
     values = [_values_of(decoded) for decoded in decoded_batches]
-    reader = codec.reader(chain.from_iterable(values))
+    reader = codec.reader(chain.from_iterable(map(BinaryColumn.to_list, values)))
     if reader is None:
         return None
     own = _decoded_columns(reader)
@@ -113,10 +122,8 @@ def _decoded_table_of(decoded_batches: Sequence[DecodedBatch], names: Sequence[s
     schema = typed_schema(columns)
     wanted = TopicColumns(tuple(column for column in columns if not isinstance(column, str)))
     batches = []
-    for decoded, entries in zip(decoded_batches, values, strict=True):
-        places = zip(entries, decoded.offsets(), strict=True)
-        rows = [deserialize(reader.row, entry, "value", decoded.source, at) or {} for entry, at in places]
-        arrays = iter(arrays_of_rows(rows, wanted))
+    for decoded, column in zip(decoded_batches, values, strict=True):
+        arrays = iter(_decoded_arrays(decoded, column, reader, wanted))
         metadata = batch_of(decoded, values=False) if len(wanted.columns) < len(columns) else None
         batches.append(
             pa.RecordBatch.from_arrays(
@@ -125,6 +132,27 @@ def _decoded_table_of(decoded_batches: Sequence[DecodedBatch], names: Sequence[s
             )
         )
     return pa.Table.from_batches(batches, schema)
+
+
+def _decoded_arrays(
+    decoded: DecodedBatch, values: BinaryColumn, reader: RowReader, columns: TopicColumns
+) -> Sequence[Any]:
+    """Return an array for each of some columns of values; raise as `_decoded_table_of`."""
+    arrays = reader.arrays(values, columns) if isinstance(reader, ArrayReader) else None
+    if arrays is not None:
+        return arrays
+    places = zip(values.to_list(), decoded.offsets(), strict=True)
+    rows = [deserialize(reader.row, entry, "value", decoded.source, at) or {} for entry, at in places]
+    try:
+        return arrays_of_rows(rows, columns)
+    except InvalidRequestError:
+        for row, at in zip(rows, decoded.offsets(), strict=True):
+            deserialize(partial(_check_row, row, columns), b"", "value", decoded.source, at)
+        raise
+
+
+def _check_row(row: dict[str, Any], columns: TopicColumns, _data: bytes) -> None:
+    arrays_of_rows([row], columns)
 
 
 def empty_table(deserializer: Deserializer | None) -> Any:
@@ -139,10 +167,10 @@ def _decoded_columns(reader: RowReader) -> TopicColumns:
     return TopicColumns(tuple(replace(column, is_required=False, default="") for column in reader.columns.current))
 
 
-def _values_of(decoded: DecodedBatch) -> list[bytes | None]:
+def _values_of(decoded: DecodedBatch) -> BinaryColumn:
     column = decoded.columns.value_column
     whole = decoded.end - decoded.start == decoded.columns.record_count
-    return (column if whole else column.part(decoded.start, decoded.end)).to_list()
+    return column if whole else column.part(decoded.start, decoded.end)
 
 
 def batch_of(decoded: DecodedBatch, *, values: bool = True) -> Any:

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns
+
+if TYPE_CHECKING:
+    from headrace.wire.decoded import BinaryColumn
 
 Serializer = Callable[[Any], bytes]
 Deserializer = Callable[[bytes], Any]
@@ -31,6 +34,14 @@ class RowReader(Protocol):
 
     def row(self, data: bytes, /) -> dict[str, Any]:
         """Return the row of a value."""
+
+
+@runtime_checkable
+class ArrayReader(RowReader, Protocol):
+    """Makes Arrow arrays of values, without a row for each."""
+
+    def arrays(self, values: "BinaryColumn", columns: TopicColumns, /) -> list[Any] | None:
+        """Return an array for each of some columns, null where a value is null; `None` if rows must be made."""
 
 
 @runtime_checkable

@@ -61,7 +61,7 @@ def columns_of_avro(schema: Any, named: Mapping[str, Any]) -> TopicColumns:
     """
     while isinstance(schema, str) and schema in named:
         schema = named[schema]
-    if not isinstance(schema, dict) or schema.get("type") not in {"record", "error"}:
+    if not is_record(schema):
         raise InvalidConfigError(
             "columns: the schema is no record", action="Register a record, whose fields become the columns."
         )
@@ -69,8 +69,8 @@ def columns_of_avro(schema: Any, named: Mapping[str, Any]) -> TopicColumns:
         raise InvalidConfigError(f"columns: the record {schema['name']} has no fields", action="Give it one.")
     found = []
     for field in schema["fields"]:
-        kind, is_nullable = _without_null(field["type"])
-        column_type = _type_of(field["name"], kind, named, (schema["name"],))
+        kind, is_nullable = without_null(field["type"])
+        column_type = column_type_of(field["name"], kind, named, (schema["name"],))
         default = ""
         if column_type.name in _WITH_DEFAULT and field.get("default") is not None:
             default = json.dumps(field["default"], ensure_ascii=False)
@@ -78,7 +78,12 @@ def columns_of_avro(schema: Any, named: Mapping[str, Any]) -> TopicColumns:
     return parse_columns(str(TopicColumns(tuple(found))))  # Which checks names and defaults.
 
 
-def _without_null(schema: Any) -> tuple[Any, bool]:
+def is_record(schema: Any) -> bool:
+    """Return whether a parsed schema is a record."""
+    return isinstance(schema, dict) and schema.get("type") in {"record", "error"}
+
+
+def without_null(schema: Any) -> tuple[Any, bool]:
     """Return a schema without null, and whether it had it."""
     if isinstance(schema, list) and "null" in schema:
         rest = [each for each in schema if each != "null"]
@@ -86,7 +91,18 @@ def _without_null(schema: Any) -> tuple[Any, bool]:
     return schema, False
 
 
-def _type_of(path: str, schema: Any, named: Mapping[str, Any], inside: tuple[str, ...]) -> ColumnType:
+def column_type_of(path: str, schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ()) -> ColumnType:
+    """Return the type of a column for a schema without null.
+
+    Args:
+        path: of the field, for the error.
+        schema: see `columns_of_avro`.
+        named: see `columns_of_avro`.
+        inside: full names of the records that it is in.
+
+    Raises:
+        InvalidConfigError: If no column can have its values.
+    """
     if isinstance(schema, list):
         names = " and ".join(map(_name_of, schema)) or "nothing"
         raise _refused(path, f"is a union of {names}, and a column has one type")
@@ -96,7 +112,7 @@ def _type_of(path: str, schema: Any, named: Mapping[str, Any], inside: tuple[str
         schema = named[schema]
     kind = schema if isinstance(schema, str) else schema["type"]
     if isinstance(kind, dict | list):
-        return _type_of(path, kind, named, inside)
+        return column_type_of(path, kind, named, inside)
     parts: Mapping[str, Any] = {} if isinstance(schema, str) else schema
     logical = parts.get("logicalType", "")
     if logical == "decimal" and kind in {"bytes", "fixed"}:
@@ -124,7 +140,7 @@ def _type_of(path: str, schema: Any, named: Mapping[str, Any], inside: tuple[str
 
 
 def _child(path: str, schema: Any, named: Mapping[str, Any], inside: tuple[str, ...]) -> ColumnType:
-    return _type_of(path, _without_null(schema)[0], named, inside)
+    return column_type_of(path, without_null(schema)[0], named, inside)
 
 
 def _name_of(schema: Any) -> str:

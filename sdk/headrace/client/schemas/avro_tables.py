@@ -1,74 +1,60 @@
-"""Tables of Avro values: their columns, and the rows by which a batch of values becomes Arrow columns.
+"""Tables of Avro values: their columns, and the arrays or rows by which a batch of values becomes Arrow columns.
 
-Rows are those of one schema: of the deserializer's own if it has one; else of the subject's latest version; else of
-the newest schema among the values of a table. Values of other versions are resolved to it by Avro's rules.
+Rows are those of one schema (`TableSchema`). Values of other versions are resolved to it by Avro's rules.
+The values of a batch are decoded side by side (`avro_arrays`); where that cannot be done, one by one.
 """
 
 import io
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.errors import SerializationError
-from headrace.client.schemas.avro_columns import columns_of_avro
-from headrace.client.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry
+from headrace.client.schemas.avro_columns import columns_of_avro, is_record
+from headrace.client.schemas.registry import RegisteredSchema
+from headrace.client.schemas.table_schema import TableSchema
 from headrace.client.schemas.wire_header import HEADER, schema_id_of
+from headrace.wire.decoded import BinaryColumn
+from headrace.wire.errors import HeadraceError
 from headrace.wire.typed.topic_columns import TopicColumns
+
+if TYPE_CHECKING:
+    from headrace.client.schemas.avro_arrays import RecordArrays
 
 
 class AvroTables:
     """Converts values of one deserializer. Any thread may use it."""
 
-    def __init__(
-        self, registry: SchemaRegistry, text: str, subject: str, references: tuple[SchemaReference, ...]
-    ) -> None:
-        self._registry = registry
-        self._own = RegisteredSchema(0, "AVRO", text, references) if text else None
-        self._subject = subject
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
         self._parsed: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def topic_columns(self) -> str:
-        """Return the text of the columns of a typed topic with this schema.
+        """Return the text of the columns of a typed topic with this schema; raise as `TableSchema.stated`.
 
         Raises:
             InvalidConfigError: If the schema is no record, or has fields that are no columns.
-            SerializationError: If the codec has neither a schema nor a subject, or the schema is not of Avro.
-            SchemaRegistryError, TransportError: If the registry refuses, or cannot be reached.
         """
-        schema = self._own or self._latest()
-        if schema is None:
-            raise SerializationError("columns need a schema", action="Set the schema, or its subject.")
-        return str(columns_of_avro(*self._parse(schema)))
+        return str(columns_of_avro(*self._parse(self._schema.stated())))
 
     def reader(self, values: Iterable[bytes | None]) -> "AvroRows | None":
         """Return what makes rows of values; `None` if there is no schema, or it is no record.
 
+        Raise as `TableSchema.of_values`.
+
         Raises:
             InvalidConfigError: If the schema has fields that are no columns.
-            SerializationError: If a value has no schema id, or one that is not of Avro.
-            SchemaRegistryError, TransportError: If the registry refuses, or cannot be reached.
         """
-        schema = self._own or self._latest()
-        if schema is None:
-            ids = {schema_id_of(value) for value in values if value is not None}
-            schema = self._by_id(max(ids)) if ids else None
+        schema = self._schema.of_values(values)
         if schema is None:
             return None
         parsed, named = self._parse(schema)
-        if not isinstance(parsed, dict) or parsed.get("type") not in {"record", "error"}:
-            return None
-        return AvroRows(self, parsed, columns_of_avro(parsed, named))
+        return AvroRows(self, parsed, named, columns_of_avro(parsed, named)) if is_record(parsed) else None
 
-    def _latest(self) -> RegisteredSchema | None:
-        return _of_avro(self._registry.latest(self._subject)) if self._subject else None
-
-    def _by_id(self, schema_id: int) -> RegisteredSchema:
-        return _of_avro(self._registry.by_id(schema_id))
-
-    def written(self, schema_id: int) -> Any:
-        """Return the parsed schema of an id."""
+    def written(self, schema_id: int) -> tuple[Any, dict[str, Any]]:
+        """Return the parsed schema of an id, and the named ones that it uses."""
         found = self._parsed.get(schema_id)
-        return (self._parse(self._by_id(schema_id)) if found is None else found)[0]
+        return self._parse(self._schema.by_id(schema_id)) if found is None else found
 
     def _parse(self, schema: RegisteredSchema) -> tuple[Any, dict[str, Any]]:
         """Return a schema and the named ones that it uses, as fastavro has them; uuids are left as text."""
@@ -76,7 +62,7 @@ class AvroTables:
 
         if schema.schema_id not in self._parsed:
             named: dict[str, Any] = {}
-            for text in dict.fromkeys(self._registry.dependencies(schema).values()):
+            for text in dict.fromkeys(self._schema.registry.dependencies(schema).values()):
                 fastavro.parse_schema(_without_uuid(json.loads(text)), named_schemas=named)
             parsed = fastavro.parse_schema(_without_uuid(json.loads(schema.text)), named_schemas=named)
             self._parsed[schema.schema_id] = parsed, named
@@ -84,18 +70,45 @@ class AvroTables:
 
 
 class AvroRows:
-    """Makes rows of the values of one table."""
+    """Makes arrays or rows of the values of one table."""
 
-    def __init__(self, tables: AvroTables, schema: Any, columns: TopicColumns) -> None:
+    def __init__(self, tables: AvroTables, schema: Any, named: dict[str, Any], columns: TopicColumns) -> None:
         import fastavro
 
         self._read = fastavro.schemaless_reader
         self._tables = tables
         self._schema = schema
+        self._named = named
+        self._decoders: dict[int, RecordArrays] = {}
         self._schemas: dict[int, tuple[Any, Any]] = {}
         """By id: the schema of the writer, and that of the table if it is another one."""
         self.columns = columns
         """Columns of the table."""
+
+    def arrays(self, values: BinaryColumn, columns: TopicColumns) -> list[Any] | None:
+        """Return an array for each of some columns, null where a value is null.
+
+        `None` if the rows must be made one by one, which says what is wrong if a value is.
+        """
+        from headrace.client.schemas.avro_arrays import arrays_of_values
+        from headrace.client.schemas.avro_cursor import NotDecodedError
+
+        try:
+            return arrays_of_values(values, columns, self._record_arrays)
+        except NotDecodedError:
+            return None
+
+    def _record_arrays(self, schema_id: int) -> "RecordArrays":
+        from headrace.client.schemas.avro_arrays import RecordArrays, RecordSchema
+        from headrace.client.schemas.avro_cursor import NotDecodedError
+
+        if schema_id not in self._decoders:
+            try:
+                written = RecordSchema(*self._tables.written(schema_id))
+            except HeadraceError as error:
+                raise NotDecodedError from error
+            self._decoders[schema_id] = RecordArrays(written, RecordSchema(self._schema, self._named))
+        return self._decoders[schema_id]
 
     def row(self, data: bytes) -> dict[str, Any]:
         """Return the row of a value.
@@ -109,7 +122,7 @@ class AvroRows:
         try:
             schemas = self._schemas.get(schema_id)
             if schemas is None:
-                written = self._tables.written(schema_id)
+                written, _ = self._tables.written(schema_id)
                 schemas = written, None if written == self._schema else self._schema
                 self._schemas[schema_id] = schemas
             row: Any = self._read(encoded, *schemas)
@@ -118,13 +131,6 @@ class AvroRows:
         if encoded.read(1):
             raise SerializationError(f"{len(data)} bytes are more than the value of schema {schema_id} has")
         return dict(row)
-
-
-def _of_avro(schema: RegisteredSchema) -> RegisteredSchema:
-    if schema.schema_type != "AVRO":
-        where = f"the schema of subject {schema.subject!r}" if schema.subject else f"schema {schema.schema_id}"
-        raise SerializationError(f"{where} has type {schema.schema_type}, not AVRO")
-    return schema
 
 
 def _without_uuid(schema: Any) -> Any:

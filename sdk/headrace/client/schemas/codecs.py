@@ -27,6 +27,7 @@ from typing import Any
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.schemas.avro_tables import AvroTables
 from headrace.client.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, SchemaRegistryError
+from headrace.client.schemas.table_schema import TableSchema
 from headrace.client.schemas.wire_header import HEADER, MAGIC, schema_id_of
 
 
@@ -156,7 +157,7 @@ class Avro(SchemaCodec):
         text = schema if isinstance(schema, str) else "" if schema is None else json.dumps(schema)
         super().__init__(registry, text, subject, references, auto_register=auto_register)
         self._reader: Any = None
-        self.tables = AvroTables(registry, text, subject, tuple(references))
+        self.tables = AvroTables(TableSchema(registry, self.schema_type, text, subject, self._references))
         """What makes Arrow columns of values: `to_arrow` of a reader with this deserializer, and typed topics."""
 
     def _encode(self, value: Any, schema: RegisteredSchema) -> bytes:

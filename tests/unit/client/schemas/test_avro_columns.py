@@ -12,6 +12,7 @@ from headrace.client.base.errors import SerializationError
 from headrace.client.schemas.avro_columns import columns_of_avro
 from headrace.client.schemas.avro_tables import AvroTables
 from headrace.client.schemas.registry import RegisteredSchema, SchemaRegistry
+from headrace.client.schemas.table_schema import TableSchema
 from headrace.client.schemas.wire_header import HEADER
 from headrace.wire.errors import InvalidConfigError
 
@@ -132,7 +133,7 @@ def value(schema_id: int, schema: Any, row: dict[str, Any]) -> bytes:
 def test_rows_are_those_of_the_readers_schema() -> None:
     """What another version wrote is resolved: widened, in another order, with defaults, without what is not asked."""
     old = value(1, OLD, {"item": "tea", "count": 3})
-    reader = AvroTables(Known(OLD, NEW), json.dumps(NEW), "", ()).reader([old])
+    reader = AvroTables(TableSchema(Known(OLD, NEW), "AVRO", json.dumps(NEW), "", ())).reader([old])
     assert reader is not None
     assert str(reader.columns) == 'count int64 required, id string required default "none"'
     assert reader.row(old) == {"count": 3, "id": "none"}
@@ -141,7 +142,7 @@ def test_rows_are_those_of_the_readers_schema() -> None:
 def test_without_a_schema_rows_are_those_of_the_newest_value() -> None:
     """None at all without values; nor for values that are no records."""
     registry = Known(OLD, NEW, "string")
-    tables = AvroTables(registry, "", "", ())
+    tables = AvroTables(TableSchema(registry, "AVRO", "", "", ()))
     old, new = value(1, OLD, {"item": "tea", "count": 3}), value(2, NEW, {"count": 4, "id": "a"})
     reader = tables.reader([old, None, new])
     assert reader is not None
@@ -157,7 +158,7 @@ def test_without_a_schema_rows_are_those_of_the_newest_value() -> None:
 )  # fmt: skip
 def test_bytes_that_do_not_fit(data: bytes, message: str) -> None:
     """Cut off, too long, or of no schema."""
-    reader = AvroTables(Known(OLD), json.dumps(OLD), "", ()).reader(())
+    reader = AvroTables(TableSchema(Known(OLD), "AVRO", json.dumps(OLD), "", ())).reader(())
     assert reader is not None
     with pytest.raises(SerializationError, match=message):
         reader.row(data)
