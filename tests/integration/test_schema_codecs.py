@@ -18,7 +18,17 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from headrace import Admin, ConfigError, Consumer, Producer, Reader, SerializationError, TransportError, schemas
+from headrace import (
+    Admin,
+    ConfigError,
+    Consumer,
+    Producer,
+    Reader,
+    RetryPolicy,
+    SerializationError,
+    TransportError,
+    schemas,
+)
 from headrace.v1 import cluster_pb2, handshake_pb2
 from headrace_devcluster.cluster import LocalCluster
 
@@ -256,8 +266,8 @@ def test_a_typed_topic_has_the_columns_of_a_schema(
         admin.create_topic(f"{topic_name}-given", columns=schemas.Avro(registry, VISIT))
         text = admin.describe_config(topic_name)["columns"].value
         assert text == admin.describe_config(f"{topic_name}-given")["columns"].value
-        with pytest.raises(ConfigError, match="JsonSchema has no columns"):
-            admin.create_topic(f"{topic_name}-json", columns=schemas.JsonSchema(registry, PERSON))
+        with pytest.raises(ConfigError, match="SchemaRegistry has no columns"):
+            admin.create_topic(f"{topic_name}-none", columns=registry)
     assert text == (
         "1 page string required, 2 user int32, 3 at timestamp[ms, UTC] required, 4 tags map<string, int64> required, "
         "5 price decimal(9, 2)"
@@ -270,3 +280,89 @@ def test_a_typed_topic_has_the_columns_of_a_schema(
     assert done.returncode == 0, done.stderr
     with Admin(bootstrap_servers=servers) as admin:
         assert admin.describe_config(f"{topic_name}-cli")["columns"].value == text
+
+
+SHOP = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "place.proto";
+message Order { string item = 1; google.protobuf.Timestamp at = 2; Place place = 3; }
+message Other { int32 x = 1; }
+"""
+
+
+def test_columns_of_json_schema_and_protobuf(
+    headrace_cluster: LocalCluster, registry: schemas.SchemaRegistry, topic_name: str
+) -> None:
+    """A typed topic has those of a subject of either format; values in them are read as columns."""
+    servers = headrace_cluster.bootstrap_servers
+    people, orders = (
+        schemas.JsonSchema(registry, PERSON, subject=f"{topic_name}.json", auto_register=True),
+        f"{topic_name}.p",
+    )
+    people.serialize({"name": "Ada"})
+    registry.register(
+        f"{topic_name}.place", 'syntax = "proto3"; package shop; message Place { double lat = 1; }', "PROTOBUF"
+    )
+    reference = schemas.SchemaReference("place.proto", f"{topic_name}.place", 1)
+    registry.register(orders, SHOP, "PROTOBUF", [reference])
+    texts = {
+        f"{topic_name}.json": "1 name string required",
+        orders: '1 item string required default "", 2 at timestamp[us, UTC], 3 place struct<lat: double>',
+    }
+    for subject, text in texts.items():
+        command = [sys.executable, "-m", "headrace.cli", "topic", "create", f"{subject}-typed", "-b", servers]
+        command += ["--columns", f"schema:{subject}", "--registry", headrace_cluster.schema_registry_urls[0]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        with Admin(bootstrap_servers=servers) as admin:
+            assert admin.describe_config(f"{subject}-typed")["columns"].value == text
+    results = schemas.Protobuf(registry, cluster_pb2.CreateTopicResult, subject=f"{topic_name}.r")
+    with Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name)
+        admin.create_topic(f"{topic_name}-r", columns=results)
+        assert "name string required" in admin.describe_config(f"{topic_name}-r")["columns"].value
+    with Producer(bootstrap_servers=servers, value_serializer=people) as producer:
+        for name in ("Ada", "Bob"):
+            producer.send(topic_name, {"name": name, "age": 7})
+        producer.send(topic_name, None)
+    with Reader(topic_name, bootstrap_servers=servers, value_deserializer=people) as reader:
+        assert reader.to_arrow().to_pydict() == {"name": ["Ada", "Bob", None]}
+
+
+def test_a_value_that_does_not_fit_becomes_a_dead_letter(
+    headrace_cluster: LocalCluster, registry: schemas.SchemaRegistry, topic_name: str
+) -> None:
+    """A handler goes past it; the dead letter has the bytes, and the reason with the id of the schema."""
+    servers = headrace_cluster.bootstrap_servers
+    with Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name)
+        admin.create_topic(f"{topic_name}.dead")
+    codec = schemas.Avro(registry, ORDER, subject=topic_name, auto_register=True)
+    good = codec.serialize({"item": "tea"})
+    with Producer(bootstrap_servers=servers) as producer:
+        for value in (good, good[:-1], good):
+            producer.send(topic_name, value, partition=0).result(60)
+    handled: list[Any] = []
+    with Consumer(
+        topic_name,
+        bootstrap_servers=servers,
+        group_id=topic_name,
+        auto_offset_reset="earliest",
+        value_deserializer=codec,
+    ) as consumer:
+
+        def handle(record: Any) -> None:
+            handled.append(record.value)
+            if len(handled) == 2:
+                consumer.stop()
+
+        retry = RetryPolicy(attempts=2, backoff_ms=1)
+        consumer.run(handle, retry=retry, dead_letter=f"{topic_name}.dead", concurrency=1)
+    assert handled == [{"item": "tea"}] * 2
+    with Reader(f"{topic_name}.dead", bootstrap_servers=servers) as reader:
+        (letter,) = reader
+    schema_id = int.from_bytes(good[1:5], "big")
+    assert letter.value == good[:-1]
+    assert f"do not fit schema {schema_id}" in dict(letter.headers)["headrace.dead_letter.message"].decode()

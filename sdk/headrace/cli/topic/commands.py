@@ -35,7 +35,7 @@ def create(
             "--columns",
             metavar="TEXT",
             help="Make a typed topic, for example 'page string required, user int64', or schema:SUBJECT for the fields "
-            "of an Avro record.",
+            "of a registered schema.",
         ),
     ] = None,
     registry: Url = DEFAULT_URL,
@@ -89,9 +89,9 @@ def _columns(session: Session, registry: str, text: str) -> str:
     subject = text.removeprefix(SCHEMA_PREFIX)
     if subject == text:
         return text
-    from headrace.client.schemas.codecs import Avro
+    from headrace.client.schemas.subject_columns import columns_of_subject
 
-    return Avro(open_registry(session, registry), subject=subject).tables.topic_columns()
+    return columns_of_subject(open_registry(session, registry), subject)
 
 
 @app.command("list")

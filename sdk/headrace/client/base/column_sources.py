@@ -31,8 +31,9 @@ def columns_text(source: Any) -> str:
     Args:
         source: the text; a pyarrow schema or table; a data frame of pandas or Polars; a dataclass or a pydantic model
             (the class, not an object). Fields of a class are required unless they may be `None`; a type of its own is
-            given as `Annotated[int, "int32"]`. Or `headrace.schemas.Avro` with a schema or a subject, whose latest
-            version the registry has: the fields of the record are the columns.
+            given as `Annotated[int, "int32"]`. Or `headrace.schemas.Avro` or `JsonSchema` with a schema or a subject,
+            whose latest version the registry has, or `Protobuf`: the fields of the record, of the objects or of the
+            message are the columns.
 
     Raises:
         ConfigError: If it is none of these, or has a type that no column can have.

@@ -26,6 +26,9 @@ from typing import Any
 
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.schemas.avro_tables import AvroTables
+from headrace.client.schemas.json_tables import JsonTables, registry_of
+from headrace.client.schemas.message_path import encode_path, path_of, path_size
+from headrace.client.schemas.message_tables import MessageTables
 from headrace.client.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, SchemaRegistryError
 from headrace.client.schemas.table_schema import TableSchema
 from headrace.client.schemas.wire_header import HEADER, MAGIC, schema_id_of
@@ -213,16 +216,16 @@ class JsonSchema(SchemaCodec):
     ) -> None:
         try:
             import jsonschema
-            import referencing
         except ImportError as error:
             raise ConfigError(
                 "JsonSchema needs jsonschema", action="Install it: pip install 'headrace[json-schema]'."
             ) from error
         self._jsonschema: Any = jsonschema
-        self._referencing: Any = referencing
         self._validators: dict[int, Any] = {}
         text = schema if isinstance(schema, str) else "" if schema is None else json.dumps(schema)
         super().__init__(registry, text, subject, references, auto_register=auto_register)
+        self.tables = JsonTables(self, TableSchema(registry, self.schema_type, text, subject, self._references))
+        """As of `Avro`."""
 
     def _encode(self, value: Any, schema: RegisteredSchema) -> bytes:
         self._check(value, schema)
@@ -244,13 +247,8 @@ class JsonSchema(SchemaCodec):
 
     def _make_validator(self, schema: RegisteredSchema) -> Any:
         contents = json.loads(schema.text)
-        draft7 = self._referencing.jsonschema.DRAFT7
-        resources = [
-            (name, self._referencing.Resource.from_contents(json.loads(text), default_specification=draft7))
-            for name, text in self._registry.dependencies(schema).items()
-        ]
         kind = self._jsonschema.validators.validator_for(contents, default=self._jsonschema.Draft7Validator)
-        return kind(contents, registry=self._referencing.Registry().with_resources(resources))
+        return kind(contents, registry=registry_of(self._registry.dependencies(schema)))
 
 
 class Protobuf(SchemaCodec):
@@ -282,9 +280,11 @@ class Protobuf(SchemaCodec):
 
         self._message_type = message_type
         descriptor = message_type.DESCRIPTOR
-        self._path = _encode_path(_path_of(descriptor))
+        self._path = encode_path(path_of(descriptor))
         text = base64.b64encode(descriptor.file.serialized_pb).decode()
         super().__init__(registry, text, subject, references, auto_register=auto_register)
+        self.tables = MessageTables(self, descriptor)
+        """As of `Avro`."""
 
     def _encode(self, value: Any, schema: RegisteredSchema) -> bytes:
         del schema
@@ -294,48 +294,4 @@ class Protobuf(SchemaCodec):
 
     def _decode(self, data: bytes, schema: RegisteredSchema) -> Any:
         del schema
-        return self._message_type.FromString(data[_path_size(data) :])
-
-
-def _path_of(descriptor: Any) -> list[int]:
-    """Return the indexes of a message in its file: of the outermost message, of one inside that, and so on."""
-    if descriptor.containing_type is None:
-        return [list(descriptor.file.message_types_by_name).index(descriptor.name)]
-    nested = [each.name for each in descriptor.containing_type.nested_types]
-    return [*_path_of(descriptor.containing_type), nested.index(descriptor.name)]
-
-
-def _encode_path(path: list[int]) -> bytes:
-    if path == [0]:
-        return b"\0"
-    return b"".join(_varint(number << 1) for number in (len(path), *path))
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def _path_size(data: bytes) -> int:
-    """Return the bytes of a path at the start of `data`.
-
-    Raises:
-        ValueError: If it is cut off.
-    """
-    count, position = _read_varint(data, 0)
-    for _ in range(count >> 1):
-        _, position = _read_varint(data, position)
-    return position
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    number = 0
-    for index, byte in enumerate(data[position : position + 5]):
-        number |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return number, position + index + 1
-    raise ValueError("the path of the message is cut off")
+        return self._message_type.FromString(data[path_size(data) :])

@@ -93,7 +93,7 @@ class SchemaRegistry:
             self._check_plaintext(part)
         self._security = ChannelSecurity(self._config)
         self._schemas: OrderedDict[int, RegisteredSchema] = OrderedDict()
-        self._referenced: dict[tuple[str, int], RegisteredSchema] = {}
+        self._referenced: dict[tuple[str, int, bool], RegisteredSchema] = {}
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({','.join(self._urls)})"
@@ -124,16 +124,24 @@ class SchemaRegistry:
                 self._schemas.popitem(last=False)
         return found
 
-    def latest(self, subject: str) -> RegisteredSchema:
-        """Return the latest version of a subject; raise as `by_id`."""
-        return _read(self.request("GET", f"/subjects/{quote(subject, safe='')}/versions/latest"))
+    def latest(self, subject: str, *, serialized: bool = False) -> RegisteredSchema:
+        """Return the latest version of a subject; raise as `by_id`.
 
-    def version(self, subject: str, version: int) -> RegisteredSchema:
-        """Return a version of a subject, from memory if a schema that refers to it was read; raise as `by_id`."""
-        found = self._referenced.get((subject, version))
+        `serialized` makes the text of a Protobuf schema its `FileDescriptorProto` in base64.
+        """
+        path = f"/subjects/{quote(subject, safe='')}/versions/latest"
+        return _read(self.request("GET", path + ("?format=serialized" if serialized else "")))
+
+    def version(self, subject: str, version: int, *, serialized: bool = False) -> RegisteredSchema:
+        """Return a version of a subject, from memory if a schema that refers to it was read; raise as `by_id`.
+
+        `serialized` is that of `latest`.
+        """
+        found = self._referenced.get((subject, version, serialized))
         if found is None:
             path = f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true"
-            found = self._referenced[subject, version] = _read(self.request("GET", path))
+            found = _read(self.request("GET", path + ("&format=serialized" if serialized else "")))
+            self._referenced[subject, version, serialized] = found
         return found
 
     def look_up(
@@ -159,12 +167,15 @@ class SchemaRegistry:
         answer = self.request("POST", path, _body(text, schema_type, references))
         return [] if answer["is_compatible"] else [str(message) for message in answer["messages"]]
 
-    def dependencies(self, schema: RegisteredSchema) -> dict[str, str]:
-        """Return the texts that a schema refers to, by name, each after those that it needs; raise as `by_id`."""
+    def dependencies(self, schema: RegisteredSchema, *, serialized: bool = False) -> dict[str, str]:
+        """Return the texts that a schema refers to, by name, each after those that it needs; raise as `by_id`.
+
+        `serialized` is that of `latest`.
+        """
         found: dict[str, str] = {}
         for reference in schema.references:
-            referred = self.version(reference.subject, reference.version)
-            found.update(self.dependencies(referred))
+            referred = self.version(reference.subject, reference.version, serialized=serialized)
+            found.update(self.dependencies(referred, serialized=serialized))
             found[reference.name] = referred.text
         return found
 
