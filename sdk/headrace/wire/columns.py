@@ -112,18 +112,16 @@ def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_byt
         CorruptBatchError: If the columns violate the format, or the compression ratio is too high.
         UnsupportedCodecError: If the codec's package is not installed here.
     """
-    if header.flags & _TYPED:
-        _check_typed(batch, header)
-    elif header.codec != Codec.NONE:
+    if header.codec != Codec.NONE and not header.flags & _TYPED:
         stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
         if header.payload_bytes > MAX_RATIO * stored_bytes:
             raise CorruptBatchError(
                 f"a payload of {header.payload_bytes} bytes is more than {MAX_RATIO:,} times the {stored_bytes} stored",
                 action="Send it uncompressed.",
             )
-    elif not header.flags & _COLUMN_FLAGS and _is_plain_sound(batch, header):
+    elif not header.flags & (_COLUMN_FLAGS | _TYPED) and _is_plain_sound(batch, header):
         return
-    _decode(batch, header, max_payload_bytes)
+    _decode(batch, header, max_payload_bytes, with_blocks=True)
 
 
 def _is_plain_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
@@ -147,7 +145,10 @@ def _is_plain_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
     )
 
 
-def _decode(batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int) -> Columns:
+def _decode(
+    batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int, *, with_blocks: bool = False
+) -> Columns:
+    """Decode a batch; `with_blocks` checks the checksum of every block of a typed one, too."""
     view = memoryview(batch).cast("B")
     end = header.batch_bytes - header.padding_bytes
     try:
@@ -160,7 +161,10 @@ def _decode(batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int) 
                 f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} ms are outside the years 1 to 9999"
             )
         if header.flags & _TYPED:
-            return _decode_typed(view[:end], header, max_payload_bytes)
+            directory = read_directory(view, header)
+            if with_blocks:
+                check_blocks(view, header, directory)
+            return _decode_typed(view[:end], header, directory, max_payload_bytes)
         payload = decompress(header.codec, view[HEADER_BYTES:end], header.payload_bytes, max_payload_bytes)
         return _read_columns(header, _PayloadReader(payload))
     except CorruptBatchError as error:
@@ -221,18 +225,8 @@ def _decode_part(
     return _read_columns(header, _PayloadReader(plain), values)
 
 
-def _check_typed(batch: ReadableBuffer, header: BatchHeader) -> None:
-    """Check the directory and the checksum of every block of a typed batch; `_decode` checks the rest."""
-    try:
-        check_blocks(batch, header, read_directory(batch, header))
-    except CorruptBatchError as error:
-        error.base_offset, error.next_offset = header.base_offset, header.end_offset
-        raise
-
-
-def _decode_typed(view: memoryview, header: BatchHeader, max_payload_bytes: int) -> Columns:
+def _decode_typed(view: memoryview, header: BatchHeader, directory: Directory, max_payload_bytes: int) -> Columns:
     """Decode a typed batch but for its blocks, which are decoded on first use."""
-    directory = read_directory(view, header)
     check_whole(header, directory)
     if header.payload_bytes > max_payload_bytes:
         raise CorruptBatchError(f"a payload of {header.payload_bytes} bytes exceeds the limit of {max_payload_bytes}")

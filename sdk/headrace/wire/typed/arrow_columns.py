@@ -181,7 +181,8 @@ def bounds_of(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
     if array.null_count == 0 and width and kind.name not in _TEXTS:
         dtype = NUMBERS.get(kind.name) or np.dtype(f"<i{width}")
         values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * width)
-        lowest, highest = values.min().item(), values.max().item()  # Four times as fast as Arrow's.
+        # Four times as fast as Arrow's; methods of the array would be a call more each.
+        lowest, highest = np.minimum.reduce(values).item(), np.maximum.reduce(values).item()
     if array.null_count or not width or kind.name in _TEXTS or isnan(lowest) or isnan(highest):
         found = pc.min_max(_as_int64(array) if kind.name in _INT64_BOUNDS else array)
         lowest, highest = found["min"].as_py(), found["max"].as_py()
@@ -202,15 +203,15 @@ def _text_bounds(array: Any) -> tuple[bytes, bytes]:
     data = np.frombuffer(buffer or b"", np.uint8)[: offsets[-1]]
     inner = int(np.searchsorted(starts, len(data) - 8, "right"))
     first = int(starts[inner]) if inner < len(starts) else len(data)
-    heads = np.empty(len(array), "<u8")
-    if inner:
-        heads[:inner] = _heads(data, starts[:inner])
+    heads = _heads(data, starts[:inner]) if inner else np.zeros(0, "<u8")
     if inner < len(starts):  # The last ones have fewer than 8 bytes to the end of the data.
-        heads[inner:] = _heads(np.concatenate((data[first:], np.zeros(8, np.uint8))), starts[inner:] - first)
-    if lengths.min() < 8:
+        last = _heads(np.concatenate((data[first:], np.zeros(8, np.uint8))), starts[inner:] - first)
+        heads = np.concatenate((heads, last))
+    if np.minimum.reduce(lengths) < 8:
         heads &= _FIRST_BYTES.take(lengths, mode="clip")
     heads = heads.byteswap(inplace=True)
-    return int(heads.min()).to_bytes(8, "big"), int(heads.max()).to_bytes(8, "big")
+    lowest, highest = int(np.minimum.reduce(heads)), int(np.maximum.reduce(heads))
+    return lowest.to_bytes(8, "big"), highest.to_bytes(8, "big")
 
 
 def _heads(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
