@@ -270,6 +270,31 @@ def test_two_coordinators_register_one_schema_at_once(own_cluster: Callable[...,
     assert [send(f"{urls[0]}/subjects/s{n}/versions")[1] for n in (0, 1)] == [[1, 2, 3], [1, 2, 3]]
 
 
+def test_one_of_two_incompatible_schemas_wins(own_cluster: Callable[..., LocalCluster]) -> None:
+    """Of schemas that are registered at once, each compatible with an empty subject alone, a subject gets one."""
+    urls = own_cluster(brokers=1, coordinators=2).schema_registry_urls
+    subjects = [f"s{number}" for number in range(10)]
+    meet = threading.Barrier(2)
+
+    def register(place: int) -> list[int]:
+        """Register a record with a field of its own in each subject; return the statuses."""
+        body = {"schema": json.dumps(ORDER | {"fields": [{"name": f"f{place}", "type": "int"}]})}
+        statuses = []
+        for subject in subjects:
+            meet.wait(20)
+            statuses.append(send(f"{urls[place]}/subjects/{subject}/versions", "POST", body)[0])
+        return statuses
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(register, range(2)))
+    for number, subject in enumerate(subjects):
+        assert sorted(statuses[number] for statuses in found) == [200, 409]
+        for url in urls:
+            winner = next(place for place in (0, 1) if found[place][number] == 200)
+            version = send(f"{url}/subjects/{subject}/versions/latest")[1]
+            assert (version["version"], f"f{winner}" in version["schema"]) == (1, True)
+
+
 def test_registry_survives_the_loss_of_a_coordinator(own_cluster: Callable[..., LocalCluster]) -> None:
     """The other coordinator has every schema, and registers further ones."""
     cluster = own_cluster(brokers=1, coordinators=2)

@@ -170,6 +170,44 @@ def test_readers_of_other_columns(table: tuple[TopicColumns, list[dict[str, Any]
         assert again.equals(array)
 
 
+@given(table=tables(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_readers_of_older_columns(table: tuple[TopicColumns, list[dict[str, Any]]], data: st.DataObject) -> None:
+    """After any change that `forward` allows, the old columns read new rows, as objects and as Arrow arrays alike."""
+    columns, rows = table
+    before: list[str] = []
+    after: list[str] = []
+    for column in columns.current:
+        change = data.draw(st.sampled_from(["keep", "add", "narrow", "rename", "require"]))
+        text = old = str(column).partition(" ")[2]
+        if change == "add":
+            after.append(text)
+            continue
+        if change == "narrow":
+            old = text.replace(str(column.type), WIDER.get(str(column.type), str(column.type)))
+        if change == "rename":
+            old = text.replace(column.name, f"{column.name}_old", 1)
+        before.append(text.replace(" required", "") if change == "require" else old)
+        after.append(f"{len(before)} {text}")
+    before += data.draw(
+        st.lists(st.sampled_from(["n1 int64", 'n2 string default "x"', "n3 double default 2"]), unique=True)
+    )
+    if not before:
+        return
+    was = parse_columns(evolved("", ", ".join(before), "forward"))
+    now = parse_columns(evolved(str(was), ", ".join(after), "forward"))
+    found = written(now, rows, Codec.NONE)
+    table_was = pa.table([found.array(column) for column in was.current], schema=arrow_schema(was.current))
+    for column in was.current:
+        values, new = found.values(column), now.by_id(column.id)
+        if new is None or new.is_dropped:
+            assert values == [column.default_value] * len(rows)
+        else:
+            assert values == [_wide(row[new.name], new.type, column.type) for row in rows]
+        array = table_was.column(column.name).combine_chunks()
+        assert pa.array(values, array.type).equals(array)
+
+
 def _missing(columns: TopicColumns) -> set[str]:
     return {f"the required column {column.name} is missing" for column in columns.current}
 
