@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from headrace.client.base.data_frames import arrow_of
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.serializers import TableCodec
-from headrace.wire.typed.column_types import ColumnType, parse_type
+from headrace.wire.typed.column_types import MAX_NESTING, ColumnType, parse_type
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns, parse_columns
 
 _TYPES = {
@@ -39,13 +39,20 @@ def columns_text(source: Any) -> str:
         ConfigError: If it is none of these, or has a type that no column can have.
         InvalidConfigError: If the text is invalid.
     """
-    if isinstance(source, str):
-        return str(parse_columns(source))
+    try:
+        return str(parse_columns(source if isinstance(source, str) else _text_of(source)))
+    except RecursionError:
+        raise ConfigError(
+            f"columns: a type is nested more than {MAX_NESTING} deep, or has itself inside", action="Flatten it."
+        ) from None
+
+
+def _text_of(source: Any) -> str:
     if isinstance(source, type):
         return _of_class(source)
     tables = getattr(source, "tables", None)
     if isinstance(tables, TableCodec):
-        return str(parse_columns(tables.topic_columns()))
+        return tables.topic_columns()
     table = arrow_of(source)
     schema = getattr(table, "schema", table)
     if type(schema).__module__.partition(".")[0] != "pyarrow":
