@@ -18,7 +18,14 @@ import typer
 from rich.console import Console
 
 from tests.simulation import group_simulation, simulation
-from tests.simulation.exercise import ENOUGH_SEEDS, FULL_STEPS, REQUIRED, REQUIRED_OF_GROUPS, never_exercised
+from tests.simulation.exercise import (
+    ENOUGH_SEEDS,
+    FULL_STEPS,
+    REQUIRED,
+    REQUIRED_OF_GROUPS,
+    REQUIRED_OF_TABLES,
+    never_exercised,
+)
 from tests.simulation.group_plan import GroupPlan
 from tests.simulation.simulation import Result, shrink
 
@@ -34,6 +41,7 @@ def main(
     durability: Annotated[str, typer.Option(help="fsync, async or mixed.")] = "mixed",
     buggy_etcd: Annotated[bool, typer.Option("--buggy-etcd", help="Stale reads, lost and duplicated events.")] = False,
     groups: Annotated[bool, typer.Option("--groups", help="Consumer groups instead of replication.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="A table in every seed, whatever it draws.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Print the whole trace of the seed.")] = False,
     shrink_failure: Annotated[bool, typer.Option("--shrink", help="Make a broken seed smaller.")] = False,
     output: Annotated[Path | None, typer.Option(help="Where the summary goes as JSON.")] = None,
@@ -41,6 +49,8 @@ def main(
     """Run headrace's own code on a simulated network, disk, clock and etcd, and break all of them."""
     if durability not in ("fsync", "async", "mixed"):
         raise typer.BadParameter(f"{durability!r} is not fsync, async or mixed", param_hint="--durability")
+    if groups and tables:
+        raise typer.BadParameter("--groups and --tables exclude each other", param_hint="--tables")
     chosen = _parse(seeds) if seed is None else [seed]
     console = Console(stderr=True, highlight=False)
     started = time.monotonic()
@@ -51,7 +61,14 @@ def main(
     if groups:
         work = partial(group_simulation.run_seed, steps=steps, buggy_etcd=buggy_etcd, keep_trace=trace)
     else:
-        work = partial(simulation.run_seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd, keep_trace=trace)
+        work = partial(
+            simulation.run_seed,
+            steps=steps,
+            durability=durability,
+            buggy_etcd=buggy_etcd,
+            keep_trace=trace,
+            tables=tables,
+        )
     for done, result in enumerate(_run_all(work, chosen, jobs), start=1):
         events += result.steps
         virtual_ms += result.virtual_ms
@@ -67,10 +84,10 @@ def main(
         if trace:
             print(*result.trace, sep="\n")
     if broken:
-        options = _options(steps, durability, buggy_etcd, groups)
+        options = _options(steps, durability, buggy_etcd, groups, tables)
         _explain(broken[0], console, options=options, smaller=shrink_failure, quiet=trace)
     is_drawn_in_full = len(chosen) >= ENOUGH_SEEDS and steps >= FULL_STEPS and durability == "mixed"
-    required = REQUIRED_OF_GROUPS if groups else REQUIRED
+    required = REQUIRED_OF_GROUPS if groups else REQUIRED_OF_TABLES if tables else REQUIRED
     never = never_exercised(counts, required) if is_drawn_in_full and not buggy_etcd else []
     _summarise(len(chosen), broken, events, virtual_ms, time.monotonic() - started, counts, never, output)
     raise typer.Exit(1 if broken or never else 0)
@@ -91,10 +108,12 @@ def _run_all(work: partial[Result], seeds: Iterable[int], jobs: int) -> Iterator
         yield from pool.imap_unordered(work, seeds, chunksize=4)
 
 
-def _options(steps: int, durability: str, buggy_etcd: bool, groups: bool) -> str:
+def _options(steps: int, durability: str, buggy_etcd: bool, groups: bool, tables: bool) -> str:
     parts = [f"--steps {steps}"]
     if groups:
         parts.append("--groups")
+    if tables:
+        parts.append("--tables")
     if durability != "mixed":
         parts.append(f"--durability {durability}")
     if buggy_etcd:

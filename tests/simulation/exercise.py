@@ -58,6 +58,21 @@ REQUIRED = (
 )
 
 
+REQUIRED_OF_TABLES = (
+    CHECKED + "I31",
+    CHECKED + "compaction",
+    *(FAULT + name for name in (*FAULTS, *LATER_FAULTS) if name not in SELDOM_FAULTS),
+    "row writes ok",
+    "row writes refused",
+    "row writes failed",
+    "row writes unknown",
+    "row bulk writes ok",
+    "row reads",
+    "rows that had expired",
+    "replicas purged",
+)
+"""Of seeds with a table, whose writers are its clients."""
+
 GROUPS = (
     "I19",
     "I24",

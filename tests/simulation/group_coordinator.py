@@ -20,11 +20,13 @@ from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
 from headrace_coordinator.runtime.group_view import GroupView
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
+from headrace_server.identity.gate import set_access
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore, MetastoreRolledBackError
 from headrace_server.metastore.view import PrefixView
 from prometheus_client import CollectorRegistry
 
+from tests.fakes.open_gate import open_access
 from tests.simulation.group_member import GROUP
 from tests.simulation.virtual_loop import LoopMetastore, VirtualLoop
 from tests.simulation.world import NodeClock, WallClock
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from tests.simulation.group_cluster import GroupCluster
 
 METRICS = CoordinatorMetrics(CollectorRegistry())
+SERVED = open_access()
+"""Every caller may do everything."""
 RESTART_MS = 300
 DEFAULT_TIMEOUT_MS = 30_000
 
@@ -166,6 +170,7 @@ class GroupCoordinator:
 
     async def _answer(self, method: str, request: Any, seconds: float, reply: Reply) -> None:
         await self._is_loaded.wait()  # Its port opens then.
+        set_access(SERVED)
         handler = getattr(GroupServicer, method).__wrapped__
         try:
             answer = await handler(self.servicer, request, _Context(self.loop, seconds))

@@ -136,8 +136,16 @@ class Plan(FaultProfile):
     """Faults that are not done, by their number: for the shrinker."""
 
     @classmethod
-    def draw(cls, seed: int, *, steps: int = 2_000, durability: str = "mixed", buggy_etcd: bool = False) -> Plan:
-        """Return the plan of a seed; `durability`: fsync, async, or mixed."""
+    def draw(
+        cls,
+        seed: int,
+        *,
+        steps: int = 2_000,
+        durability: str = "mixed",
+        buggy_etcd: bool = False,
+        tables: bool = False,
+    ) -> Plan:
+        """Return the plan of a seed; `durability`: fsync, async, or mixed; `tables`: with a table in any case."""
         chance = random.Random(f"{seed}/plan")
         durable = chance.random() < 0.75
         if durability != "mixed":
@@ -193,9 +201,9 @@ class Plan(FaultProfile):
             fences=chance.random() < 0.2,
             cold_cache=chance.random() < 0.2,
         )
-        if not buggy_etcd and random.Random(f"{seed}/mirrors").random() < MIRROR_SHARE:
+        if not (buggy_etcd or tables) and random.Random(f"{seed}/mirrors").random() < MIRROR_SHARE:
             return plan.with_mirror()
-        is_table = plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE
+        is_table = tables or (plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE)
         if not is_table:
             return plan
         return replace(

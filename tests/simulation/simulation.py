@@ -110,9 +110,11 @@ def where(error: Exception) -> str:
     return f"{error} (in {code.co_qualname} of {code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno})"
 
 
-def run_seed(seed: int, *, steps: int, durability: str, buggy_etcd: bool, keep_trace: bool) -> Result:
-    """Run what a seed draws; each hundredth seed twice, and both have to be the same."""
-    plan = Plan.draw(seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd)
+def run_seed(
+    seed: int, *, steps: int, durability: str, buggy_etcd: bool, keep_trace: bool, tables: bool = False
+) -> Result:
+    """Run what a seed draws, with a table if `tables`; each hundredth seed twice, and both have to be the same."""
+    plan = Plan.draw(seed, steps=steps, durability=durability, buggy_etcd=buggy_etcd, tables=tables)
     result = run(plan, keep_trace=keep_trace)
     if seed % TWICE_EVERY == 0 and not result.broken:
         check_same(result, run(plan))

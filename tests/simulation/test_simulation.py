@@ -14,7 +14,14 @@ import pytest
 from headrace_broker.core.leadership import Leadership
 
 from tests.simulation.checking import ROOT, counts_of_all, outputs_under_two_hash_seeds, sound
-from tests.simulation.exercise import CHECKED, REQUIRED, REQUIRED_OF_GROUPS, SELDOM_FAULTS, never_exercised
+from tests.simulation.exercise import (
+    CHECKED,
+    REQUIRED,
+    REQUIRED_OF_GROUPS,
+    REQUIRED_OF_TABLES,
+    SELDOM_FAULTS,
+    never_exercised,
+)
 from tests.simulation.plan import Plan
 from tests.simulation.simulation import run, shrink
 from tests.simulation.world import SimulationError, World
@@ -36,7 +43,7 @@ def test_no_seed_breaks_a_promise(first, tmp_path_factory):
 
 def test_what_was_never_exercised_is_named():
     """A check that compared nothing, or a fault that never came, is found in the sum of a run's counts."""
-    for required in (REQUIRED, REQUIRED_OF_GROUPS):
+    for required in (REQUIRED, REQUIRED_OF_GROUPS, REQUIRED_OF_TABLES):
         counts = dict.fromkeys(required, 1)
         assert never_exercised(counts, required) == []
         for gone in required:
@@ -129,21 +136,25 @@ def test_a_seed_is_one_trace_under_any_hash_seed():
     code = (
         "from tests.simulation.plan import Plan; from tests.simulation.simulation import run\n"
         "for seed in range(80, 86):\n"
-        "    result = run(Plan.draw(seed, steps=800)); print(seed, result.digest, result.steps, result.virtual_ms)"
+        "    result = run(Plan.draw(seed, steps=800)); print(seed, result.digest, result.steps, result.broken)"
     )
     outputs = outputs_under_two_hash_seeds(code)
     assert outputs[0] == outputs[1]
-    assert len(outputs[0].splitlines()) == 6
+    assert [line.split()[3:] for line in outputs[0].splitlines()] == [[]] * 6
 
 
-def test_the_command_runs_seeds_in_two_processes(tmp_path):
-    """`make sim JOBS=2` gives one summary, and the exit code 0 where nothing broke."""
+@pytest.mark.parametrize(
+    ("options", "counted"), [((), "acknowledged"), (("--tables",), "row reads"), (("--groups",), "records given")]
+)
+def test_the_command_runs_seeds_in_two_processes(tmp_path, options, counted):
+    """`make sim JOBS=2` gives one summary, and the exit code 0 where nothing broke; so with groups and with tables."""
     output = tmp_path / "summary.json"
-    arguments = ["--seeds", "0..5", "--steps", "200", "--jobs", "2", "--output", str(output)]
+    arguments = ["--seeds", "0..5", "--steps", "400", "--jobs", "2", "--output", str(output), *options]
     subprocess.run([sys.executable, "-m", "tests.simulation", *arguments], cwd=ROOT, check=True, timeout=100)
     summary = json.loads(output.read_text())
     assert (summary["seeds"], summary["broken"]) == (6, {})
-    assert summary["events"] > 6 * 200
+    assert summary["events"] > 6 * 400
+    assert summary["counts"][counted] > 0
 
 
 def test_faults_that_are_seldom_drawn_are_done():
