@@ -20,7 +20,7 @@ from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from bench.stage import processor_seconds
+from bench.processor import processor_seconds
 
 BATCH_RECORDS = 1_000
 VALUE_BYTES = 100

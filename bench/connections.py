@@ -28,7 +28,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.descriptors import raise_limit
 
 from bench.open_loop import percentiles
-from bench.stage import processor_seconds
+from bench.processor import processor_seconds
 
 RATE = 100
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 22)]

@@ -27,7 +27,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.metastore.etcd import EtcdMetastore
 
 from bench.open_loop import percentiles
-from bench.stage import processor_seconds
+from bench.processor import processor_seconds
 
 GROUP = "bench"
 TOPICS = 10

@@ -28,7 +28,7 @@ from headrace_server.internal_v1 import metadata_pb2
 
 from bench.connections import TOPIC, Neighbour, burn, strangers
 from bench.open_loop import percentiles
-from bench.stage import processor_seconds
+from bench.processor import processor_seconds
 
 GREEDY_TOPIC = "greedy"
 VALUE = bytes(1_000)

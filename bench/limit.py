@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-import psutil
 from headrace.v1 import broker_pb2, broker_pb2_grpc
 from headrace.wire.batch import iter_batches
 from headrace_devcluster.certificates import TlsPaths
+
+from bench.processor import processor_seconds
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", 32 << 20),
@@ -183,12 +184,6 @@ def measure_tls(certificate: TlsPaths, batch: bytes, calls: int) -> tuple[float,
                 connection.sendall(batch)
             connection.unwrap()
             return time.perf_counter() - started, processor_seconds(pid) - before
-
-
-def processor_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process so far."""
-    user, system, *_ = psutil.Process(pid).cpu_times()
-    return float(user + system)
 
 
 def send_file(path: str) -> None:

@@ -26,7 +26,8 @@ from headrace.wire.encoding import encode_batch
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from bench.open_loop import percentiles
-from bench.stage import processor_seconds, wait_until
+from bench.processor import processor_seconds
+from bench.stage import wait_until
 
 SECONDS = 60.0
 WINDOW = 16

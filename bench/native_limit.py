@@ -17,7 +17,8 @@ from headrace.v1 import broker_pb2
 from headrace.wire.crc import crc32c
 from headrace.wire.frames import CLIENT_KINDS, HEADER, FrameReader, Kind, MethodCode, frame_head
 
-from bench.limit import CALLS_IN_FLIGHT, own_process, processor_seconds
+from bench.limit import CALLS_IN_FLIGHT, own_process
+from bench.processor import processor_seconds
 
 SCRATCH = "native-scratch"
 

@@ -26,7 +26,8 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.service import LocalService
 
-from bench.stage import POLL_SECONDS, processor_seconds, wait_until
+from bench.processor import processor_seconds
+from bench.stage import POLL_SECONDS, wait_until
 
 TOPIC = "bench"
 FETCH_BYTES = 4 << 20

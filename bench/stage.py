@@ -202,11 +202,6 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = WAIT_S
     return time.monotonic() - started
 
 
-def processor_seconds(pid: int) -> float:
-    """Return the user and system time of a process, ended threads included, by Linux's per-process clock in ns."""
-    return time.clock_gettime(~pid << 3 | 2)
-
-
 class Meter:
     """Meter of CPU time and memory of servers and of this process since its creation."""
 

@@ -1,34 +1,27 @@
 """`python -m bench.tables`: reads and writes of rows of a table, on one broker, over the native protocol and gRPC.
 
 Loads rows by a producer, compacts nothing, and then measures: how long the broker takes until it answers reads after a
-start, single reads and writes at a fixed rate and without one, reads of many keys at once, and absent keys. Prints a
-line of JSON for each case.
+start, single reads and writes at a fixed rate and without one, reads and writes of many keys at once, and absent keys.
+Then the same in Redis, if `bench/peers/install.sh debian pip` has installed it. Prints a line of JSON for each case.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable
 from typing import Annotated
 
 import headrace
-import numpy as np
 import typer
 from headrace.wire.table_keys import table_key
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from bench.stage import processor_seconds
+from bench.peers.measure import PYTHON, output_of
+from bench.peers.servers import REDIS, needs, needs_all
+from bench.rows import MANY, OTHER_VALUE, VALUE, Draw, key, measure
 
 TABLE = "users"
-VALUE = b"v" * 100
-MANY = 1_000
-
-
-def key(number: int) -> bytes:
-    """Return the key of a row."""
-    return b"user-%012d" % number
 
 
 def load(servers: str, rows: int) -> float:
@@ -40,34 +33,6 @@ def load(servers: str, rows: int) -> float:
             keys = [table_key(key(number), b"value") for number in numbers]
             producer.send_many(TABLE, [VALUE] * len(keys), keys=keys, partition=0)
     return rows / (time.perf_counter() - started)
-
-
-def paced(call: Callable[[], object], seconds: float, rate: float | None) -> list[float]:
-    """Call again and again; return the latencies in ms, from when each call was due if there is a rate."""
-    latencies: list[float] = []
-    started = time.perf_counter()
-    while True:
-        due = started + len(latencies) / rate if rate else time.perf_counter()
-        now = time.perf_counter()
-        if due - started > seconds:
-            return latencies
-        if due > now:
-            time.sleep(due - now)
-        call()
-        latencies.append((time.perf_counter() - due) * 1000)
-
-
-def report(case: str, latencies: list[float], seconds: float, broker_seconds: float, items: int = 1) -> None:
-    """Print one case."""
-    p50, p99 = np.percentile(latencies, (50, 99))
-    figures = {
-        "case": case,
-        "a second": round(len(latencies) * items / seconds),
-        "p50 ms": round(float(p50), 3),
-        "p99 ms": round(float(p99), 3),
-        "broker's processor us each": round(broker_seconds / len(latencies) / items * 1e6, 1),
-    }
-    print(json.dumps(figures), flush=True)
 
 
 def main(
@@ -95,27 +60,33 @@ def main(
                    "seconds of the start": round(ready - started, 2),
                    "seconds until the first read after it": round(time.perf_counter() - ready, 2)}  # fmt: skip
         print(json.dumps(figures), flush=True)
-        draw = random.Random(1)
-
-        def drawn() -> bytes:
-            return key(draw.randrange(rows))
-
+        draw, value = Draw(rows), OTHER_VALUE.decode()
         for transport in ("native", "grpc"):
             with headrace.Table(TABLE, bootstrap_servers=servers, transport=transport) as table:
                 list(table.get_many([key(number) for number in range(0, rows, max(1, rows // 5_000))]))
                 cases: list[tuple[str, Callable[[], object], float | None, int]] = [
-                    (f"get at {rate:g}/s", lambda: table.get(drawn()), rate, 1),
-                    ("get", lambda: table.get(drawn()), None, 1),
+                    (f"get at {rate:g}/s", lambda: table.get(draw.one()), rate, 1),
+                    ("get", lambda: table.get(draw.one()), None, 1),
                     ("get of an absent row", lambda: table.get(b"none"), None, 1),
-                    (f"get of {MANY}", lambda: table.get_many([drawn() for _ in range(MANY)]), None, MANY),
-                    ("put", lambda: table.put(drawn(), {"value": "w" * 100}), None, 1),
+                    (f"get of {MANY}", lambda: table.get_many(draw.many()), None, MANY),
+                    ("put", lambda: table.put(draw.one(), {"value": value}), None, 1),
+                    (f"put of {MANY}", lambda: table.put_many((k, {"value": value}) for k in draw.many()), None, MANY),
                 ]
+                assert broker.pid is not None
                 for name, call, pace, items in cases:
-                    assert broker.pid is not None
-                    used, begun = processor_seconds(broker.pid), time.perf_counter()
-                    latencies = paced(call, seconds, pace)
-                    took, used = time.perf_counter() - begun, processor_seconds(broker.pid) - used
-                    report(f"{transport}: {name}", latencies, took, used, items)
+                    measure(f"{transport}: {name}", call, seconds, pid=broker.pid, rate=pace, items=items)
+    measure_redis(rows, seconds, rate)
+
+
+def measure_redis(rows: int, seconds: float, rate: float) -> None:
+    """Measure the same in Redis, with its append-only file, by redis-py in an environment of its own."""
+    missing = needs_all(REDIS.missing, needs(PYTHON, "pip"))()
+    if missing:
+        print(json.dumps({"case": "redis", "not measured": missing}), flush=True)
+        return
+    with REDIS.running() as running:
+        arguments = map(str, (running.ports["redis"], running.pids[0], rows, seconds, rate))
+        print(output_of([str(PYTHON), "-m", "bench.peers.clients.redis_rows", *arguments]), end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pyarrow as pa
 import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from bench.stage import processor_seconds
+from bench.processor import processor_seconds
 
 TYPED, JSON, BYTES = "typed", "json", "bytes"
 BATCH_BYTES = 1 << 20
