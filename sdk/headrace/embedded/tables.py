@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -59,9 +60,7 @@ class DirectoryTableState:
             self._forget_below(partition.log_start_offset)
         if self.rows.end_offset == self._start_offset < end_offset:
             start_offset = self.rows.end_offset
-            self.rows = RowOffsets(
-                change for columns in self._read_all(start_offset, end_offset) for change in changes_of(columns)
-            )
+            self.rows = RowOffsets(self._read_all(start_offset, end_offset), start_offset)
             self.rows.end_offset = end_offset
         for columns in self._read_all(self.rows.end_offset, end_offset):
             for change in changes_of(columns):
@@ -106,25 +105,28 @@ class DirectoryTableState:
         self._batches.clear()
 
     def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
-        """Return the values of records by offset, without those that are not in the log any more."""
+        """Return the values of records by offset, which ascend, without those that are not in the log any more."""
         values: dict[int, RecordValue] = {}
-        batch: DecodedValues | None = None
-        for offset in offsets:
-            if batch is None or not batch.base_offset <= offset < batch.end_offset:
-                batch = self._batches.find(offset)
-            if batch is None:
-                try:
-                    found = self._read(offset, 1, self._partition.visible_end)
-                except (SliceCutError, OffsetOutOfRangeError):
-                    continue
-                if not found:
-                    continue
-                batch = DecodedValues(found[0])
-                self._batches.add(batch)
-            value = batch.at(offset)
-            if value is not None:
-                values[offset] = value
+        place = 0
+        while place < len(offsets):
+            batch, end = self._batches.find(offsets[place]) or self._read_batch(offsets[place]), place + 1
+            if batch is not None:
+                end = bisect_left(offsets, batch.end_offset, end)
+                batch.take(offsets[place:end], values)
+            place = end
         return values
+
+    def _read_batch(self, offset: int) -> DecodedValues | None:
+        """Read the batch with `offset`, and keep it; return `None` if it is not in the log any more."""
+        try:
+            found = self._read(offset, 1, self._partition.visible_end)
+        except (SliceCutError, OffsetOutOfRangeError):
+            return None
+        if not found:
+            return None
+        batch = DecodedValues(found[0])
+        self._batches.add(batch)
+        return batch
 
 
 class DirectoryTables:

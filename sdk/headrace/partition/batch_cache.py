@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace.wire.decoded import Columns
@@ -38,15 +39,17 @@ class DecodedValues:
         self._times = None if columns.timestamps_ms is None else columns.timestamps_ms.data
         self._time_ms = header.base_timestamp_ms
 
-    def at(self, offset: int) -> RecordValue | None:
-        """Return the value of the record with an offset of the batch, `None` if compaction has removed it."""
-        row = offset - self.base_offset
-        if self._offsets is not None:
-            row = bisect_left(self._offsets, offset)
-            if row == len(self._offsets) or self._offsets[row] != offset:
-                return None
-        value = self._data[self._ends[row] : self._ends[row + 1]].tobytes()
-        return RecordValue(value, self._time_ms if self._times is None else self._times[row])
+    def take(self, offsets: Iterable[int], values: dict[int, RecordValue]) -> None:
+        """Add the values of records of the batch to `values`, without those that compaction has removed."""
+        data, ends, times, time_ms = self._data, self._ends, self._times, self._time_ms
+        for offset in offsets:
+            row = offset - self.base_offset
+            if self._offsets is not None:
+                row = bisect_left(self._offsets, offset)
+                if row == len(self._offsets) or self._offsets[row] != offset:
+                    continue
+            value = data[ends[row] : ends[row + 1]].tobytes()
+            values[offset] = RecordValue(value, time_ms if times is None else times[row])
 
 
 class BatchCache:

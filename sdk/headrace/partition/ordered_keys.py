@@ -125,4 +125,6 @@ class OrderedKeys:
             stop += 1
         if stop == len(keys) and stop - at < most:
             return list(islice(self.items(start, end), most))  # They may continue in the next list.
+        if stop - at == 1:
+            return [(keys[at], self._numbers[part][at])]
         return list(zip(keys[at:stop], self._numbers[part][at:stop], strict=True))

@@ -82,17 +82,20 @@ class RowsAnswer:
             self._add(row, values, rows)
 
     def _add(self, row: FoundRow, values: Mapping[int, RecordValue], rows: Any) -> None:
-        answer = rows.add(key=row.key, version=row.version)
+        answer = rows.add()
+        answer.key, answer.version = row.key, row.version
         self.keys.append(row.key)
         self.hits += row.version != ABSENT
         self.size_bytes += len(row.key) + _ROW_BYTES
+        columns = answer.columns
         for name, offset in row.columns:
-            value = values[offset]
-            size = len(name) + len(value.value) + _COLUMN_BYTES
-            if answer.columns and self.size_bytes + size > MAX_ANSWER_BYTES:
+            value, timestamp_ms = values[offset]
+            size = len(name) + len(value) + _COLUMN_BYTES
+            if self.size_bytes + size > MAX_ANSWER_BYTES and columns:
                 answer.next_column = name
                 return
             self.size_bytes += size
-            answer.columns.add(name=name, value=value.value, version=offset, timestamp_ms=value.timestamp_ms)
+            column = columns.add()  # Faster than with its fields as arguments.
+            column.name, column.value, column.version, column.timestamp_ms = name, value, offset, timestamp_ms
         if row.next_column is not None:
             answer.next_column = row.next_column

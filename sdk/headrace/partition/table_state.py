@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import groupby, islice
+from itertools import islice, repeat
 from typing import NamedTuple
 
 from headrace.partition.ordered_keys import OrderedKeys
@@ -65,33 +65,54 @@ class ColumnChange(NamedTuple):
 
 def changes_of(columns: Columns) -> list[ColumnChange]:
     """Return the changes in a batch, without records whose keys are of no table."""
-    validity = columns.value_column.validity
-    deletes = [False] * columns.record_count if validity is None else (~columns.value_column.valid()).tolist()
-    records = zip(columns.keys(), columns.offsets(), deletes, expiries_of(columns).tolist(), strict=True)
-    return [ColumnChange(key, *rest) for key, *rest in records if key is not None and is_table_key(key)]
+    values = columns.value_column
+    deletes: Iterable[bool] = repeat(False) if values.validity is None else (~values.valid()).tolist()
+    expiries: Iterable[int] = repeat(0) if columns.header_columns is None else expiries_of(columns).tolist()
+    records = zip(columns.keys(), columns.offsets(), deletes, expiries, strict=False)
+    return [ColumnChange._make(each) for each in records if each[0] is not None and is_table_key(each[0])]
+
+
+def _only_sets(columns: Columns) -> bool:
+    """Return whether no record of a batch deletes a column or expires."""
+    return columns.header_columns is None and columns.value_column.validity is None
+
+
+def _count_rows(keys: Iterable[bytes]) -> int:
+    """Count the rows of keys, which ascend."""
+    count, start = 0, b""
+    for key in keys:
+        if not start or not key.startswith(start):
+            count, start = count + 1, row_of(key)
+    return count
 
 
 class RowOffsets:
     """Offset of the newest record of each column, of the log up to `end_offset`."""
 
-    def __init__(self, changes: Iterable[ColumnChange] = ()) -> None:
-        """Take the changes in the order of their offsets. Slow for many: then not on the event loop."""
-        newest: dict[bytes, int] = {}
+    def __init__(self, batches: Iterable[Columns] = (), start_offset: int = 0) -> None:
+        """Take the records of batches from `start_offset` on, in their order. Slow for many: not on the event loop."""
+        newest: dict[bytes | None, int] = {}
         self._expiring: dict[bytes, int] = {}
-        for key, offset, is_deletion, expires_ms in changes:
-            if is_deletion:
-                newest.pop(key, None)
-            else:
-                newest[key] = offset
-            if expires_ms and not is_deletion:
-                self._expiring[key] = expires_ms
-            elif self._expiring:
-                self._expiring.pop(key, None)
-        keys = sorted(newest)
+        for columns in batches:
+            if columns.header.base_offset >= start_offset and not self._expiring and _only_sets(columns):
+                newest.update(zip(columns.keys(), columns.offsets(), strict=True))
+                continue
+            for key, offset, is_deletion, expires_ms in changes_of(columns):
+                if offset < start_offset:
+                    continue
+                if is_deletion:
+                    newest.pop(key, None)
+                else:
+                    newest[key] = offset
+                if expires_ms and not is_deletion:
+                    self._expiring[key] = expires_ms
+                else:
+                    self._expiring.pop(key, None)
+        keys = sorted(key for key in newest if key is not None and is_table_key(key))
         self._keys = OrderedKeys(keys, list(map(newest.__getitem__, keys)))
         self._expiries = [(expires_ms, key) for key, expires_ms in self._expiring.items()]
         heapq.heapify(self._expiries)
-        self.rows = sum(1 for _ in groupby(keys, row_of))
+        self.rows = _count_rows(keys)
         """Number of rows."""
         self.end_offset = 0
         self.removed: RemovedRows | None = None

@@ -461,6 +461,24 @@ async def test_records_below_the_log_start_are_forgotten(tmp_path: Path) -> None
         assert state.rows == 15
 
 
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_a_new_state_has_nothing_below_the_log_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    """The log start is within a batch, whose first records cannot be read any more."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
+    async with leading_partition(tmp_path) as partition:
+        open_table(partition)
+        keys = [table_key(b"r%d" % number, b"a") for number in range(10)]
+        made = encode_batch([b"1"] * 10, keys, base_timestamp_ms=AT_MS)
+        assert partition.appender.append_now([made], -1, committed=True) is not None
+        assert await partition.log_start.delete_records(4, 5.0) == 4
+        assert await read(partition, b"r4") == {b"a": b"1"}
+        assert await read(partition, b"r3") == {}
+        assert partition.table is not None
+        assert partition.table.state.rows == 6
+
+
 async def test_a_failed_replica_takes_no_write(tmp_path: Path) -> None:
     async with leading_partition(tmp_path) as partition:
         writes = open_table(partition)

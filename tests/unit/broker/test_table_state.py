@@ -24,6 +24,27 @@ def history(seed, size):
         )
 
 
+def batch_of(changes):
+    """Return changes, which follow each other, as a batch."""
+    values = [None if each.is_deletion else b"" for each in changes]
+    headers = [expiry_headers(each.expires_ms) for each in changes]
+    batch = encode_batch(
+        values, [each.key for each in changes], base_timestamp_ms=1, headers=headers if any(headers) else None
+    )
+    at = {"base_offset": changes[0].offset, "append_timestamp_ms": 1, "leader_epoch": 0, "previous_crc": 0}
+    head = stamp(read_header(batch), **at)
+    return decode_batch(head + batch[len(head) :], max_payload_bytes=1 << 20)
+
+
+def batches_of(changes, seed=0):
+    """Return changes as batches of several sizes."""
+    draw, start = random.Random(seed), 0
+    while start < len(changes):
+        end = start + draw.choice((1, 1, 2, 9))
+        yield batch_of(changes[start:end])
+        start = end
+
+
 class Model:
     """What a table has after some changes: {(row, column): (offset, expires_ms)}."""
 
@@ -57,7 +78,7 @@ def test_any_history_is_that_of_a_dict(seed, monkeypatch):
     begun = random.Random(seed).randrange(200)
     for change in changes[:begun]:
         model.apply(change)
-    state = RowOffsets(changes[:begun])
+    state = RowOffsets(batches_of(changes[:begun], seed))
     for change in changes[begun:]:
         state.apply(change)
         model.apply(change)
@@ -81,7 +102,7 @@ def test_a_column_that_was_put_again_does_not_expire_with_the_first():
 
 
 def test_columns_below_the_log_start_go():
-    state = RowOffsets(history(1, 300))
+    state = RowOffsets(batches_of(list(history(1, 300))))
     kept = {key: offset for key, offset in content(state).items() if offset >= 290}
     place = b""
     while place is not None:
@@ -90,11 +111,20 @@ def test_columns_below_the_log_start_go():
     assert state.rows == len(list(state.rows_from(b"", None, b"")))
 
 
+@pytest.mark.parametrize("start_offset", [0, 1, 150, 299, 300])
+def test_what_is_below_the_log_start_is_not_taken(start_offset):
+    """The first batch may begin before it."""
+    changes, model = list(history(2, 300)), Model()
+    for change in changes[start_offset:]:
+        model.apply(change)
+    assert content(RowOffsets(batches_of(changes), start_offset)) == model.at(0)
+
+
 def test_slices_and_ranges():
     changes = [ColumnChange(table_key(row, name), at, False, 0) for at, (row, name) in enumerate(
         (row, name) for row in ROWS for name in COLUMNS
     )]  # fmt: skip
-    state = RowOffsets(changes)
+    state = RowOffsets(batches_of(changes))
     names = [name for name, _ in state.columns_of(b"a", ColumnSlice(names=(b"y", b"none", b"x", b"y")))]
     assert names == [b"x", b"y"]
     assert [name for name, _ in state.columns_of(b"a", ColumnSlice(start=b"\x00", end=b"y"))] == [b"\x00z", b"x"]

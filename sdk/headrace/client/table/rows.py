@@ -112,24 +112,21 @@ class RowFormat:
         """
         if said.version == ABSENT:
             return None
-        columns = {
-            text_of(column.name): RowColumn(self._value(said, column), column.version, column.timestamp_ms)
-            for column in said.columns
-        }
+        deserialize, columns = self._deserializer, {}
+        for column in said.columns:
+            value: Any = column.value
+            if deserialize is not None:
+                try:
+                    value = deserialize(value)
+                except Exception as error:
+                    raise SerializationError(
+                        f"column {text_of(column.name)!r} of row {said.key!r} cannot be deserialized",
+                        action="Set value_deserializer to what it was written with, or to 'bytes'.",
+                        offset=column.version,
+                    ) from error
+            columns[text_of(column.name)] = RowColumn(value, column.version, column.timestamp_ms)
         next_column = text_of(said.next_column) if said.HasField("next_column") else None
         return Row(said.key, said.version, columns, next_column)
-
-    def _value(self, row: tables_pb2.TableRow, column: tables_pb2.TableColumn) -> Any:
-        if self._deserializer is None:
-            return column.value
-        try:
-            return self._deserializer(column.value)
-        except Exception as error:
-            raise SerializationError(
-                f"column {text_of(column.name)!r} of row {row.key!r} cannot be deserialized",
-                action="Set value_deserializer to what it was written with, or to 'bytes'.",
-                offset=column.version,
-            ) from error
 
     def write_columns(self, columns: Mapping[str, Any]) -> list[tables_pb2.WriteColumn]:
         """Return the columns of a write; a value of `None` deletes its column.

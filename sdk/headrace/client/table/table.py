@@ -38,6 +38,7 @@ from headrace.client.table.row_writes import (
 )
 from headrace.client.table.rows import Row, TableCount, TablePartition, column_slice, key_of
 from headrace.client.table.table_operations import (
+    KEYS_AT_ONCE,
     ReadFrom,
     ScanPage,
     ScanRange,
@@ -168,7 +169,11 @@ class Table:
         rows, operations = list(map(key_of, keys)), self._operations
         deadline = operations.deadline(timeout)
         groups = self._run(operations.group_keys(rows, deadline))
-        reads = [operations.get_rows(number, group, columns, wanted, deadline) for number, group in groups.items()]
+        reads = [
+            operations.get_rows(number, group[start : start + KEYS_AT_ONCE], columns, wanted, deadline)
+            for number, group in groups.items()
+            for start in range(0, len(group), KEYS_AT_ONCE)
+        ]
         found: dict[bytes, Row | None] = {}
         for part in self._run_all(reads):
             found.update(part)

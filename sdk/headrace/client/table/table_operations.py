@@ -42,7 +42,9 @@ CONSISTENCIES = {
     "replica": tables_pb2.CONSISTENCY_REPLICA,
 }
 MAX_KEYS = 10_000
-"""Keys of one request."""
+"""Maximum keys of one request."""
+KEYS_AT_ONCE = 250
+"""Keys of one request of a read of many: a broker looks for some while the client decodes others."""
 MAX_PAGE_ROWS = 1_000
 _TRY_S = 10.0
 """Timeout of one try of a call while there is time for another."""

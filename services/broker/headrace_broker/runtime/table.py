@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from headrace.log.errors import SliceCutError
@@ -18,7 +17,7 @@ from headrace.log.scan import checked_batches
 from headrace.log.slices import Slice
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace.partition.removed_rows import RemovedRows
-from headrace.partition.table_state import ColumnChange, RowOffsets, UncommittedRows, changes_of
+from headrace.partition.table_state import RowOffsets, UncommittedRows, changes_of
 from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.errors import (
     HeadraceError,
@@ -206,15 +205,16 @@ class PartitionTable:
 
     async def _apply(self, columns: Columns) -> None:
         """Apply the next batch. Between two turns of the event loop a row has all columns of a write, or none."""
-        state, count = self._state, 0
-        for _, changes in groupby(changes_of(columns), attrgetter("row")):
-            for change in changes:
-                if change.offset >= state.end_offset:  # A compacted batch may begin before it.
-                    state.apply(change)
-                count += 1
-            if count >= APPLIED_PER_TURN:
+        state, count, row = self._state, 0, b""
+        for change in changes_of(columns):
+            if count >= APPLIED_PER_TURN and not change.key.startswith(row):
                 count = 0
                 await next_turn()
+            if change.offset >= state.end_offset:  # A compacted batch may begin before it.
+                state.apply(change)
+            count += 1
+            if count == APPLIED_PER_TURN:
+                row = change.row
         state.end_offset, self._crc = columns.header.end_offset, columns.header.chain_crc
 
     async def _continue_log(self) -> None:
@@ -260,7 +260,7 @@ class PartitionTable:
         log = self._partition.open_log
         start_offset, crc = int(log.log_start_offset), 0
 
-        def changes() -> Iterator[ColumnChange]:
+        def batches() -> Iterator[Columns]:
             nonlocal crc
             offset = start_offset
             while offset < end_offset:
@@ -269,12 +269,12 @@ class PartitionTable:
                 if not data:
                     raise _cut_meanwhile(offset)
                 for columns in self._decode(data, position):
-                    yield from changes_of(columns)
+                    yield columns
                     offset, crc = columns.header.end_offset, columns.header.chain_crc
 
         truncations, started = log.truncations, time.perf_counter()
         try:
-            state = await self._partition.in_thread(lambda: RowOffsets(changes()))
+            state = await self._partition.in_thread(lambda: RowOffsets(batches(), start_offset))
         except HeadraceError as error:
             self._partition.corruption.note_read_error(error)
             raise
@@ -304,33 +304,39 @@ class PartitionTable:
     async def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
         """Return the values of records of the state by offset, without those that are not in the log any more.
 
+        The offsets ascend.
+
         Raises:
             CorruptLogError, StorageOfflineError: If the log cannot be read.
         """
         values: dict[int, RecordValue] = {}
-        batch: DecodedValues | None = None
-        misses = 0
-        for count, offset in enumerate(offsets):
-            if batch is None or not batch.base_offset <= offset < batch.end_offset:
-                batch = self._batches.find(offset)
+        place = misses = 0
+        while place < len(offsets):
+            batch, end = self._batches.find(offsets[place]), place + 1
             if batch is None:
                 misses += 1
-                try:
-                    found_batches = await self._read(offset, 1, int(self._replica.high_watermark))
-                except (SliceCutError, OffsetOutOfRangeError):
-                    continue
-                if not found_batches:
-                    continue
-                batch = DecodedValues(found_batches[0])
-                self._batches.add(batch)
-            found = batch.at(offset)
-            if found is not None:
-                values[offset] = found
-            if count % APPLIED_PER_TURN == APPLIED_PER_TURN - 1:
-                await next_turn()
+                batch = await self._read_batch(offsets[place])
+            if batch is not None:
+                end = min(bisect_left(offsets, batch.end_offset, end), place + APPLIED_PER_TURN)
+                batch.take(offsets[place:end], values)
+                if end == place + APPLIED_PER_TURN:
+                    await next_turn()
+            place = end
         self._metrics.batch_misses.inc(misses)
         self._metrics.batch_hits.inc(len(offsets) - misses)
         return values
+
+    async def _read_batch(self, offset: int) -> DecodedValues | None:
+        """Read the batch with `offset`, and keep it; return `None` if it is not in the log any more."""
+        try:
+            found = await self._read(offset, 1, int(self._replica.high_watermark))
+        except (SliceCutError, OffsetOutOfRangeError):
+            return None
+        if not found:
+            return None
+        batch = DecodedValues(found[0])
+        self._batches.add(batch)
+        return batch
 
     # --- what a leader has appended ---
 
