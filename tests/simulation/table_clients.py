@@ -126,7 +126,10 @@ class TableClient(Client):
             if found == OK:
                 self._versions[row] = version
             self.world.count(f"row bulk writes {found}")
-            self._note(row, begin, topic_id, outcome=found, version=version, value=value, writes=True, expected=None)
+            self._note(
+                row, begin, topic_id, self._topic_of_producer(),
+                outcome=found, version=version, value=value, writes=True, expected=None,
+            )  # fmt: skip
 
     async def _get(self, row: str, *, from_replica: bool) -> None:
         assert self._table is not None
@@ -159,15 +162,21 @@ class TableClient(Client):
         self._topic_id = found
         return found
 
-    def _note(self, row: str, begin: int, topic_id: bytes, **fields: Any) -> None:
+    def _topic_of_producer(self) -> bytes:
+        """Return the topic to which rows are put at once: the producer of the table has metadata of its own."""
+        producer = None if self._table is None else self._table._producer
+        topic = None if producer is None else producer._core.sender.cluster_metadata.topic(TOPIC)
+        return self._topic() if topic is None else topic.topic_id
+
+    def _note(self, row: str, begin: int, *topic_ids: bytes, **fields: Any) -> None:
         """Note a call; one during which the topic was made anew may be of either life."""
         operation = Operation(client=self.name, row=row, begin=begin, end=self.cluster.next_order(), **fields)
-        lives = {topic_id or self._topic(), self._topic()}
+        lives = {each or self._topic() for each in (*topic_ids, self._topic())}
         if len(lives) > 1:
             if not operation.writes:
                 return
             operation = operation._replace(outcome=UNKNOWN)
-        for life in lives:
+        for life in sorted(lives):
             self.cluster.row_operations.setdefault(life, []).append(operation)
 
 

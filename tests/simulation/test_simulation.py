@@ -216,6 +216,11 @@ def test_an_error_names_the_promise():
     assert SimulationError("I1", "gone").name == "I1"
 
 
+def test_rows_put_at_once_into_a_topic_made_anew_are_of_its_life():
+    """The producer of a table may know of the new topic before the table does (seed 5289 with a table)."""
+    check(Plan.draw(5289, tables=True))
+
+
 def test_what_expires_does_not_come_back():
     """I31 in tables whose columns expire and are removed, in storms that take replicas away."""
     absent = 0
