@@ -18,7 +18,7 @@ from headrace.wire.errors import InvalidRequestError
 from headrace.wire.ids import TopicPartition
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from tests.integration.replicated import BROKER_SETTINGS, until
+from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
 
 KEYS = 300
 ROUNDS = 20
@@ -181,3 +181,29 @@ def test_a_new_replica_copies_the_compacted_log(cluster):
         found = until(lambda: read(cluster, "moved"), "the new replica serves")
         assert {record.key: record.value for record in found} == newest
         assert len(found) <= 4 * KEYS
+
+
+def test_a_compacted_segment_that_rots_is_copied_anew(cluster):
+    """A flipped bit on one replica of a table: its state finds it, no read returns it, and the log is copied again."""
+    replicated = Replicated(cluster)
+    replicated.create("rotten", [[1, 2, 3]], **COMPACT, table="yes")
+    with headrace.Table("rotten", **client(cluster)) as users:
+        for turn in range(ROUNDS):
+            users.put_many((f"u{number}", {"value": f"{turn} " * 30}) for number in range(KEYS))
+        directory = replicated.log_directory(1, "rotten")
+        until(lambda: list(directory.glob("*-*-*.log")), "broker 1 has compacted")
+        cluster.broker(1).kill()
+        rotten = max(directory.glob("*-*-*.log"), key=lambda path: path.stat().st_size)
+        with rotten.open("r+b") as file:
+            place = rotten.stat().st_size // 2
+            file.seek(place)
+            (byte,) = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte ^ 4]))
+        cluster.restart(cluster.broker(1))
+        until(lambda: directory.with_name(f"{directory.name}.corrupt-0").exists(), "the log was set aside")
+        replicated.wait_in_sync("rotten")
+        until(lambda: replicated.admin.elect_leaders() is not None and replicated.leader("rotten") == 1, "it leads")
+        rows = users.get_many([f"u{number}" for number in range(KEYS)])
+    assert [row["value"] for row in rows] == [f"{ROUNDS - 1} " * 30] * KEYS
+    replicated.close()

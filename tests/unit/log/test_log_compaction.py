@@ -441,7 +441,20 @@ def test_any_history(bench: Bench, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_crash_at_any_point(seed: int) -> None:
     """After a loss of power during a compaction all is there that was fsynced, whatever the disk kept of the rest."""
-    chance = random.Random(seed)
+    crash_and_check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(200, 10_200, 1_000))
+def test_ten_thousand_crash_points(first: int) -> None:
+    """The same ten thousand times, each at a point of a history of its own."""
+    assert sum(crash_and_check(seed) for seed in range(first, first + 1_000)) > 500
+
+
+def crash_and_check(seed: int) -> bool:
+    """Lose power at a drawn point, start again and check; return whether that was before the compaction's end."""
+    chance, lost = random.Random(seed), False
     bench = Bench(disk=MemoryFileSystem(), boot_id=str(seed))
     table = Table(bench, segment_bytes=400, delete_retention_ms=DAY_MS)
     for _ in range(40):
@@ -457,7 +470,7 @@ def test_crash_at_any_point(seed: int) -> None:
         table.log.retention.remove_deleted_files(DAY_MS)
         bench.disk.keep_power()
     except PowerLost:
-        pass
+        lost = True
     bench.disk.crash(chance.choice(list(Loss)), chance)
     bench.boot_id = f"{seed} again"
     table.log = bench.open()
@@ -465,6 +478,7 @@ def test_crash_at_any_point(seed: int) -> None:
     table.check(deleted_before=flushed)
     table.compact()
     table.check(deleted_before=flushed)
+    return lost
 
 
 def test_truncation_during_a_compaction(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
