@@ -56,6 +56,30 @@ def test_loss_of_a_data_center_under_load_loses_nothing_acknowledged(two_centers
     two_centers.check_replicas_equal("both", PARTITIONS)
 
 
+def test_reads_from_replicas_stay_in_the_data_center(two_centers: Replicated) -> None:
+    """A table whose client names its data center is read there, and elsewhere once all of it is gone."""
+    config = {"placement": "east:2,west:2", "cleanup_policy": "compact", "table": "yes"}
+    two_centers.admin.create_topic("near", partitions=2, config=config)
+    two_centers.wait_in_sync("near")
+
+    def hits(*broker_ids: int) -> float:
+        return sum(two_centers.metric(each, "table_hits_total") for each in broker_ids)
+
+    with headrace.Table("near", bootstrap_servers=two_centers.servers, data_center="west") as users:
+        newest = users.put("u1", {"name": "Ada"})
+        east, west = hits(1, 2), hits(3, 4)
+        for _ in range(40):
+            row = users.get("u1", consistency="replica", min_offset=newest + 1)
+            assert row is not None
+            assert row["name"] == "Ada"
+        assert (hits(1, 2), hits(3, 4)) == (east, west + 40)
+        for broker_id in (3, 4):
+            two_centers.broker(broker_id).kill()
+        row = users.get("u1", consistency="replica", min_offset=newest + 1)
+        assert row is not None
+        assert row["name"] == "Ada"
+
+
 def test_moves_and_new_partitions_keep_the_numbers_of_the_placement(two_centers: Replicated) -> None:
     """Requests against it are refused, with the numbers; a data center without brokers is named."""
     admin = two_centers.admin

@@ -197,6 +197,12 @@ class AdminConfig(ClientConfig):
 class TableConfig(ClientConfig):
     """Settings of `Table`."""
 
+    data_center: str = _setting(
+        "",
+        'Data center of this client, as brokers name theirs. Reads with `consistency="replica"` prefer the replicas in '
+        "it, and ask others if those do not answer.",
+    )
+    rack: str = _setting("", "Rack of this client, within its data center; replicas there are preferred in turn.")
     value_serializer: str | Serializer | None = _setting("str", "`bytes`, `str`, `json` or a callable for values.")
     value_deserializer: str | Deserializer | None = _setting("str", "`bytes`, `str`, `json` or a callable for values.")
 

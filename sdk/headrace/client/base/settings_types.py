@@ -79,6 +79,13 @@ class AdminSettings(ClientSettings, total=False):
 class TableSettings(ClientSettings, total=False):
     """Settings of `Table`."""
 
+    data_center: str
+    """Data center of this client, as brokers name theirs. Reads with `consistency="replica"` prefer the replicas in
+    it, and ask others if those do not answer."""
+
+    rack: str
+    """Rack of this client, within its data center; replicas there are preferred in turn."""
+
     value_serializer: str | Serializer | None
     """`bytes`, `str`, `json` or a callable for values."""
 

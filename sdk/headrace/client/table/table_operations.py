@@ -112,8 +112,8 @@ class TableOperations:
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, self._chance)
         self._lock = threading.Lock()
         self._metadata = ClusterMetadata()
-        self._replicas: dict[int, list[str]] = {}
-        """Addresses of the in-sync replicas by partition."""
+        self._replicas: dict[int, list[tuple[int, str]]] = {}
+        """Distances and addresses of the in-sync replicas by partition."""
         self._idle_lanes: list[_Lane] = []
 
     # --- reads ---
@@ -333,14 +333,20 @@ class TableOperations:
     def _refresh(self, deadline: float) -> Operation[None]:
         request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=self._name)])
         response = yield from self._calls.metadata(request, max(0.001, deadline - time.monotonic()))
-        addresses = {broker.broker_id: broker.address for broker in response.brokers}
+        places = {broker.broker_id: (self._distance(broker), broker.address) for broker in response.brokers}
         with self._lock:
             self._metadata.update(response)
             self._replicas = {
-                partition.partition: [addresses[each] for each in partition.in_sync_replicas if each in addresses]
+                partition.partition: [places[each] for each in partition.in_sync_replicas if each in places]
                 for topic in response.topics
                 for partition in topic.partitions
             }
+
+    def _distance(self, broker: cluster_pb2.BrokerMetadata) -> int:
+        """Return 0 for a broker in the rack of this client, 1 for one in its data center, 2 for others."""
+        if broker.data_center != self._config.data_center:
+            return 2
+        return 0 if broker.rack == self._config.rack else 1
 
     def _call(
         self, partition: int, method: str, request: Any, deadline: float, *, consistency: str = "leader"
@@ -350,13 +356,15 @@ class TableOperations:
         Raises:
             HeadraceError: The last error when the time is up, or one that a repetition does not change.
         """
-        target = self._leader if consistency == "leader" else self._replica
         problem: HeadraceError | None = None
         in_doubt = False  # whether an earlier try of a write may have been applied
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
             try:
-                address, topic_id = yield from target(partition, deadline)
+                if consistency == "leader":
+                    address, topic_id = yield from self._leader(partition, deadline)
+                else:
+                    address, topic_id = yield from self._replica(partition, deadline, is_nearest=attempt == 1)
                 self._address(request, topic_id, left)
                 try:
                     return (yield Call(address, "tables", method, request, min(left, _TRY_S)))
@@ -397,14 +405,15 @@ class TableOperations:
             raise LeaderNotAvailableError(f"{self._name}-{partition} has no leader now")
         return leader[1], topic_id
 
-    def _replica(self, partition: int, deadline: float) -> Operation[tuple[str, bytes]]:
-        """Return an in-sync replica, by chance."""
+    def _replica(self, partition: int, deadline: float, *, is_nearest: bool) -> Operation[tuple[str, bytes]]:
+        """Return an in-sync replica, by chance: of those at the least distance if it `is_nearest`."""
         yield from self.partitions(deadline)
         with self._lock:
             topic_id, replicas = self._metadata.require(self._name).topic_id, self._replicas.get(partition)
         if not replicas:
             raise LeaderNotAvailableError(f"{self._name}-{partition} has no replica in sync now")
-        return self._chance.choice(replicas), topic_id
+        limit = min(replicas)[0] if is_nearest else max(replicas)[0]
+        return self._chance.choice([address for distance, address in replicas if distance <= limit]), topic_id
 
 
 def is_repeatable(error: HeadraceError) -> bool:

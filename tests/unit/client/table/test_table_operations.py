@@ -24,29 +24,31 @@ from headrace.wire.errors import (
 from tests.fakes.failed_call import FailedCallError
 
 
-def metadata():
+def metadata(places):
     response = cluster_pb2.GetMetadataResponse(cluster_id="c", revision=1)
-    response.brokers.add(broker_id=1, address="b1:1")
-    response.brokers.add(broker_id=2, address="b2:1")
+    for broker_id, place in enumerate(places, start=1):
+        data_center, _, rack = place.rpartition("/")
+        response.brokers.add(broker_id=broker_id, address=f"b{broker_id}:1", data_center=data_center, rack=rack)
     topic = response.topics.add(name="users", topic_id=bytes(16))
-    topic.partitions.add(partition=0, leader_id=1, leader_epoch=1, in_sync_replicas=[1, 2])
+    topic.partitions.add(partition=0, leader_id=1, leader_epoch=1, in_sync_replicas=range(1, len(places) + 1))
     return response
 
 
 class Servers:
     """Bootstrap servers, and brokers that answer a call each as a test says."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, brokers=("", ""), **settings):
         self.now = 1_000.0
         monkeypatch.setattr(table_operations, "time", SimpleNamespace(monotonic=lambda: self.now))
-        config = build(TableConfig, {"bootstrap_servers": "b1:1", "request_timeout_ms": 5_000})
+        self.brokers = brokers
+        config = build(TableConfig, {"bootstrap_servers": "b1:1", "request_timeout_ms": 5_000, **settings})
         self.ids = iter(range(7, 100))
         self.calls = []
         self.operations = TableOperations("users", config, self)
 
     def metadata(self, request, timeout):
         yield from ()
-        return metadata()
+        return metadata(self.brokers)
 
     def coordinator(self, method, request, timeout):
         yield from ()
@@ -146,6 +148,33 @@ def test_a_read_from_a_replica_asks_any_in_sync_one(servers):
         assert servers.run(read_rows(servers, [b"k"], "replica"), *answers) == {b"k": None}
         asked |= {address for address, _ in servers.calls}
     assert asked == {"b1:1", "b2:1"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({}, {"b1:1", "b2:1", "b3:1"}),
+        ({"data_center": "east"}, {"b1:1", "b2:1"}),
+        ({"data_center": "east", "rack": "r2"}, {"b2:1"}),
+        ({"data_center": "east", "rack": "r9"}, {"b1:1", "b2:1"}),
+        ({"data_center": "west", "rack": "r2"}, {"b3:1"}),
+        ({"data_center": "north"}, {"b1:1", "b2:1", "b3:1"}),
+    ],
+)
+def test_a_read_from_a_replica_asks_the_nearest_first(monkeypatch, settings, first):
+    """And any of them if that does not answer."""
+    servers = Servers(monkeypatch, brokers=("east/r1", "east/r2", "west/r1"), **settings)
+    asked, then = set(), set()
+    for _ in range(60):
+        servers.calls.clear()
+        row = tables_pb2.TableRow(key=b"k", version=-1)
+        answers = [OffsetNotAvailableError("behind"), tables_pb2.GetRowsResponse(rows=[row])]
+        servers.run(read_rows(servers, [b"k"], "replica"), *answers)
+        (nearest, _), (other, _) = servers.calls
+        asked.add(nearest)
+        then.add(other)
+    assert asked == first
+    assert then == {"b1:1", "b2:1", "b3:1"}
 
 
 def test_rows_that_did_not_fit_are_asked_for_again(servers):
