@@ -54,6 +54,7 @@ class DirectoryTableState:
             self._epoch != partition.leader_epoch
             or self._deletions_end != partition.missed_deletions_end
             or not partition.log_start_offset <= self.rows.end_offset <= partition.log_end_offset
+            or self.rows.lacks_columns(time.time_ns() // 1_000_000)
         ):
             self._begin()
         while self._start_offset < partition.log_start_offset:

@@ -29,6 +29,8 @@ from headrace.wire.table_keys import (
     table_key,
 )
 
+CLOCK_STEP_MS = 1_000
+"""Step back of a clock up to which what has expired stays so."""
 MANY_CHANGES = 10_000
 """Uncommitted changes up to which those that are committed by now are kept."""
 
@@ -115,6 +117,8 @@ class RowOffsets:
         self.rows = _count_rows(keys)
         """Number of rows."""
         self.end_offset = 0
+        self._expired_ms = 0
+        """The greatest time of those at which the columns have expired that `expire` has removed."""
         self.removed: RemovedRows | None = None
         """Rows that were removed, if anyone asks why a row does not exist."""
 
@@ -157,7 +161,12 @@ class RowOffsets:
             expires_ms, key = heapq.heappop(self._expiries)
             if self._expiring.get(key) == expires_ms:
                 del self._expiring[key]
+                self._expired_ms = max(self._expired_ms, expires_ms)
                 self._remove(key, RequestOutcome.MISS_EXPIRED)
+
+    def lacks_columns(self, now_ms: int) -> bool:
+        """Return whether columns are removed that have not expired at `now_ms`: the clock was put back."""
+        return now_ms < self._expired_ms - CLOCK_STEP_MS
 
     def forget_below(self, offset: int, start: bytes, most: int) -> bytes | None:
         """Remove columns below the log start among `most` keys from `start` on; return where to continue."""

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -245,6 +246,24 @@ async def test_an_expired_column_is_gone(tmp_path: Path) -> None:
         await writes.write(write(b"r", {b"a": b"1"}, expires_ms=now_ms - 1), 5.0)
         await writes.write(write(b"r", {b"b": b"1"}, expires_ms=now_ms + 3_600_000), 5.0)
         assert await read(partition, b"r") == {b"b": b"1"}
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["not noticed", "noticed"])
+async def test_columns_that_a_wrong_clock_has_expired_are_there_again(tmp_path: Path, is_known: bool) -> None:
+    """A clock jumps by hours and is put back: nothing is lost, and while it is known to be wrong nothing is missing."""
+    async with leading_partition(tmp_path) as partition:
+        writes, clock = open_table(partition), partition.context.clock
+        now_ms = clock.now_ms()
+        if is_known:
+            object.__setattr__(partition.context, "stamp_clock", lambda: now_ms)
+        await writes.write(write(b"r", {b"a": b"1"}, expires_ms=now_ms + 3_600_000), 5.0)
+        version = (await writes.write(write(b"r", {b"b": b"1"}, expires_ms=now_ms + 9_000_000), 5.0)).version
+        assert await read(partition, b"r") == {b"a": b"1", b"b": b"1"}
+        with mock.patch.object(clock, "now_ms", return_value=now_ms + 5_400_000):
+            assert len(await read(partition, b"r")) == 1 + is_known
+        assert await read(partition, b"r") == {b"a": b"1", b"b": b"1"}
+        refused = await writes.write(write(b"r", {b"a": b"2"}, if_version=ABSENT), 5.0)
+        assert (refused.applied, refused.version) == (False, version)
 
 
 async def test_metrics_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

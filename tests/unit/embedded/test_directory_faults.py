@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
 
 import headrace
 import pytest
@@ -184,6 +186,19 @@ def test_producers_that_are_silent_are_forgotten(tmp_path, monkeypatch):
         monkeypatch.setattr("headrace.embedded.open_partition.time.time_ns", lambda: later)
         partition.checkpoint()
         assert not partition.producers._producers
+
+
+def test_columns_that_a_wrong_clock_has_expired_are_there_again(tmp_path, monkeypatch):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("users", config={"cleanup_policy": "compact", "table": "yes"})
+        with log.table("users") as table:
+            table.put("u", {"a": "1"}, ttl=timedelta(hours=1))
+            later = time.time_ns() + 7_200 * 1_000_000_000
+            clock = SimpleNamespace(time_ns=lambda: later, monotonic=time.monotonic)
+            with monkeypatch.context() as patch:
+                patch.setattr("headrace.embedded.tables.time", clock)
+                assert table.get("u") is None
+            assert dict(table.get("u") or {}) == {"a": "1"}
 
 
 def test_a_follower_of_a_table_misses_no_deletion_that_was_removed_meanwhile(tmp_path):

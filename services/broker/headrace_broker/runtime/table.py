@@ -145,7 +145,7 @@ class PartitionTable:
         while not self._has(high_watermark):
             await self._wait(high_watermark, deadline)
         self._caught_up_ms = self._context.clock.monotonic_ms()
-        self.expire(self._context.clock.now_ms())
+        self.expire(self._context.now_ms())
         return self._state, high_watermark
 
     def _has(self, end_offset: int) -> bool:
@@ -154,6 +154,7 @@ class PartitionTable:
             self._state.end_offset >= end_offset
             and self._truncations == log.truncations
             and self._start_offset >= log.log_start_offset
+            and not self._state.lacks_columns(self._context.now_ms())
         )
 
     async def _wait(self, end_offset: int, deadline: float) -> None:
@@ -220,9 +221,10 @@ class PartitionTable:
     async def _continue_log(self) -> None:
         """Begin again if the log does not continue the state, and forget what is below its start."""
         log, state = self._partition.open_log, self._state
-        if self._truncations != log.truncations or state.end_offset < log.log_start_offset:
+        lacks_columns = state.lacks_columns(self._context.now_ms())
+        if lacks_columns or self._truncations != log.truncations or state.end_offset < log.log_start_offset:
             truncations = log.truncations
-            if not await self._is_continued():
+            if lacks_columns or not await self._is_continued():
                 self._start_offset = int(log.log_start_offset)
                 self._begin(RowOffsets(), self._start_offset, 0)
             self._truncations, self._deletions_end = truncations, log.deletions_end
