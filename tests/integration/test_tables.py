@@ -128,6 +128,25 @@ def test_a_write_of_a_version_that_lost_changes_nothing(users):
     assert users.get("k") is None
 
 
+def test_a_deletion_of_a_column_is_a_version(cluster, users):
+    """What was read before it has lost, and its own version has not; a watch sees it."""
+    users.put("k", {"a": "1"})
+    before = users.put("k", {"b": "1"})
+    watched = users.watch("k")
+    assert dict(next(watched)) == {"a": "1", "b": "1"}
+    version = users.put("k", {"a": None})
+    assert version > before
+    with pytest.raises(VersionConflictError) as lost:
+        users.put("k", {"b": "2"}, if_version=before)
+    assert lost.value.version == version
+    assert users.get("k").version == version
+    seen = next(watched)
+    assert (dict(seen), seen.version) == ({"b": "1"}, version)
+    watched.close()
+    users.delete("k", ["b"], if_version=version)
+    assert users.get("k") is None
+
+
 def test_counters_of_many_writers_lose_no_step(cluster, users):
     """Compare and set by four threads: each step is taken once."""
     users.put("n", {"n": "0"})

@@ -12,10 +12,21 @@ TABLES = (
     Mutant(
         "condition-without-uncommitted-records",
         "H153 I31",
-        "RowOffsets.changed",
+        "RowOffsets.current",
         replace("change.offset < self.end_offset", "True"),
         "A condition is decided by what is committed: two writers get the same version.",
         Simulation(20, changes=TABLE),
+    ),
+    Mutant(
+        "deletion-of-a-column-without-a-version",
+        "I31",
+        "RowOffsets.apply",
+        replace("self._remove(key, RequestOutcome.MISS_DELETED)", "self._remove(key, RequestOutcome.MISS_DELETED) < 0"),
+        "A write is applied for a version that a row had before one of its columns was deleted.",
+        Test(
+            "tests/unit/broker/test_table_state.py::test_a_version_is_the_offset_of_a_row_s_last_record",
+            "Its clients delete whole rows.",
+        ),
     ),
     Mutant(
         "condition-decided-before-another-append",

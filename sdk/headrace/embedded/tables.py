@@ -196,8 +196,7 @@ class DirectoryTables:
                 return tables_pb2.WriteRowResponse(applied=True, version=end_offset - 1, records=found.record_count)
             partition.flush()
             state.catch_up()
-            row = dict(state.rows.columns_of(write.row))
-            version = max(row.values(), default=ABSENT)
+            row, version = state.rows.current(write.row, {})
             if write.if_version is not None and version != write.if_version:
                 return tables_pb2.WriteRowResponse(applied=False, version=version)
             if write.deletes_row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from headrace.partition.removed_rows import RemovedRows
 from headrace.wire.decoded import Columns
 from headrace.wire.request_trace import RequestOutcome
 from headrace.wire.table_keys import (
+    ABSENT,
     after_row,
     expiries_of,
     is_table_key,
@@ -49,6 +50,13 @@ class ColumnSlice(NamedTuple):
 
 
 ALL_COLUMNS = ColumnSlice()
+
+
+class CurrentRow(NamedTuple):
+    """Columns of a row with the offset of each, by name, and its version; without columns it does not exist."""
+
+    columns: dict[bytes, int]
+    version: int
 
 
 class ColumnChange(NamedTuple):
@@ -94,6 +102,7 @@ class RowOffsets:
     def __init__(self, batches: Iterable[Columns] = (), start_offset: int = 0) -> None:
         """Take the records of batches from `start_offset` on, in their order. Slow for many: not on the event loop."""
         newest: dict[bytes | None, int] = {}
+        deletions: dict[bytes, int] = {}
         self._expiring: dict[bytes, int] = {}
         for columns in batches:
             if columns.header.base_offset >= start_offset and not self._expiring and _only_sets(columns):
@@ -104,6 +113,7 @@ class RowOffsets:
                     continue
                 if is_deletion:
                     newest.pop(key, None)
+                    deletions[row_of(key)] = offset
                 else:
                     newest[key] = offset
                 if expires_ms and not is_deletion:
@@ -116,6 +126,12 @@ class RowOffsets:
         heapq.heapify(self._expiries)
         self.rows = _count_rows(keys)
         """Number of rows."""
+        self._deletions = {
+            row: offset
+            for row, offset in deletions.items()
+            if (left := self._keys.first(row, after_row(row), sys.maxsize)) and offset > max(at for _, at in left)
+        }
+        """Offset of the last deletion of a column, by `row_start` of rows that have others and none newer."""
         self.end_offset = 0
         self._expired_ms = 0
         """The greatest time of those at which the columns have expired that `expire` has removed."""
@@ -136,24 +152,32 @@ class RowOffsets:
         """Apply the next change."""
         key, offset, is_deletion, expires_ms = change
         if is_deletion:
-            self._remove(key, RequestOutcome.MISS_DELETED)
-        elif self._keys.set(key, offset):
-            row = row_of(key)
-            self.rows += len(self._keys.first(row, after_row(row), 2)) == 1
+            if self._remove(key, RequestOutcome.MISS_DELETED):
+                self._deletions[row_of(key)] = offset
+        else:
+            if self._keys.set(key, offset):
+                row = row_of(key)
+                self.rows += len(self._keys.first(row, after_row(row), 2)) == 1
+            if self._deletions:
+                self._deletions.pop(row_of(key), None)
         if expires_ms and not is_deletion:
             self._expiring[key] = expires_ms
             heapq.heappush(self._expiries, (expires_ms, key))
         elif self._expiring:
             self._expiring.pop(key, None)
 
-    def _remove(self, key: bytes, why: RequestOutcome) -> None:
-        """Remove a key; reads of its row find `why` if that was the last one."""
-        if self._keys.remove(key):
-            row = row_of(key)
-            if not self._keys.first(row, after_row(row), 1):
-                self.rows -= 1
-                if self.removed is not None:
-                    self.removed.note(row, why)
+    def _remove(self, key: bytes, why: RequestOutcome) -> bool:
+        """Remove a key; reads of its row find `why` if that was the last one. Return whether the row exists now."""
+        row = row_of(key)
+        is_there = self._keys.remove(key)
+        if self._keys.first(row, after_row(row), 1):
+            return True
+        if is_there:
+            self.rows -= 1
+            self._deletions.pop(row, None)
+            if self.removed is not None:
+                self.removed.note(row, why)
+        return False
 
     def expire(self, now_ms: int) -> None:
         """Remove the columns that have expired; `now_ms` is the wall clock."""
@@ -205,18 +229,25 @@ class RowOffsets:
             yield parts[0]
             first = after_row(row_start(parts[0]))
 
-    def changed(self, row: bytes, uncommitted: dict[bytes, ColumnChange]) -> dict[bytes, int]:
-        """Return the columns of a row, by name, with the uncommitted changes by key."""
+    def version_of(self, row: bytes, offsets: Collection[int]) -> int:
+        """Return the version of a row whose columns have these offsets: that of its last record, `ABSENT` for none."""
+        version = max(offsets, default=ABSENT)
+        return max(version, self._deletions.get(row_start(row), ABSENT)) if self._deletions and offsets else version
+
+    def current(self, row: bytes, uncommitted: Mapping[bytes, ColumnChange]) -> CurrentRow:
+        """Return a row with the uncommitted changes by key."""
         found = dict(self.columns_of(row))
+        version = self.version_of(row, found.values())
         prefix = len(row_start(row))
         for key, change in uncommitted.items():
             if change.offset < self.end_offset:
                 continue  # It has this change, or a later one.
+            version = max(version, change.offset)
             if change.is_deletion:
                 found.pop(key[prefix:], None)
             else:
                 found[key[prefix:]] = change.offset
-        return found
+        return CurrentRow(found, version if found else ABSENT)
 
 
 class UncommittedRows:

@@ -10,8 +10,9 @@ class TableServiceStub(object):
     it leads, and for reads with CONSISTENCY_REPLICA for those that it follows.
 
     A row has a key and columns, each with a name and a value. A write of one row is one batch: all of it is applied, or
-    nothing. A column is a record of the topic; its version is the offset of that record, and the version of a row is the
-    greatest of its columns' versions.
+    nothing. A column is a record of the topic; its version is the offset of that record. The version of a row is the
+    greatest of its columns' versions, or the offset of the last deletion of one of its columns, if that is greater and
+    was not removed by compaction before the state was read from the log.
     """
 
     def __init__(self, channel):
@@ -52,8 +53,9 @@ class TableServiceServicer(object):
     it leads, and for reads with CONSISTENCY_REPLICA for those that it follows.
 
     A row has a key and columns, each with a name and a value. A write of one row is one batch: all of it is applied, or
-    nothing. A column is a record of the topic; its version is the offset of that record, and the version of a row is the
-    greatest of its columns' versions.
+    nothing. A column is a record of the topic; its version is the offset of that record. The version of a row is the
+    greatest of its columns' versions, or the offset of the last deletion of one of its columns, if that is greater and
+    was not removed by compaction before the state was read from the log.
     """
 
     def GetRows(self, request, context):
@@ -132,8 +134,9 @@ class TableService(object):
     it leads, and for reads with CONSISTENCY_REPLICA for those that it follows.
 
     A row has a key and columns, each with a name and a value. A write of one row is one batch: all of it is applied, or
-    nothing. A column is a record of the topic; its version is the offset of that record, and the version of a row is the
-    greatest of its columns' versions.
+    nothing. A column is a record of the topic; its version is the offset of that record. The version of a row is the
+    greatest of its columns' versions, or the offset of the last deletion of one of its columns, if that is greater and
+    was not removed by compaction before the state was read from the log.
     """
 
     @staticmethod

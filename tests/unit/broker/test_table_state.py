@@ -4,11 +4,13 @@ import random
 
 import pytest
 from headrace.partition import ordered_keys, table_state
+from headrace.partition.table_rows import look_up, wanted_columns
 from headrace.partition.table_state import ColumnChange, ColumnSlice, RowOffsets, UncommittedRows, changes_of
+from headrace.v1 import tables_pb2
 from headrace.wire.batch import read_header, stamp
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch
-from headrace.wire.table_keys import expiry_headers, row_start, table_key
+from headrace.wire.table_keys import ABSENT, expiry_headers, row_start, table_key
 
 ROWS = [b"a", b"ab", b"a\x00", b"b", b"\xff"]
 COLUMNS = [b"", b"x", b"y", b"\x00z"]
@@ -50,12 +52,18 @@ class Model:
 
     def __init__(self):
         self.columns = {}
+        self.versions = {}
+        """Offset of the last record of each row that exists, if none expires."""
 
     def apply(self, change):
         if change.is_deletion:
             self.columns.pop(change.key, None)
         else:
             self.columns[change.key] = (change.offset, change.expires_ms)
+        if any(key.startswith(change.row) for key in self.columns):
+            self.versions[change.row] = change.offset
+        else:
+            self.versions.pop(change.row, None)
 
     def at(self, now_ms):
         return {key: offset for key, (offset, expires) in self.columns.items() if not expires or expires > now_ms}
@@ -111,6 +119,22 @@ def test_columns_below_the_log_start_go():
     assert state.rows == len(list(state.rows_from(b"", None, b"")))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_version_is_the_offset_of_a_row_s_last_record(seed):
+    """Also if that deletes a column: made at once from a part of a history, then continued."""
+    changes, model = [change._replace(expires_ms=0) for change in history(seed, 300)], Model()
+    begun = random.Random(seed).randrange(200)
+    for change in changes[:begun]:
+        model.apply(change)
+    state = RowOffsets(batches_of(changes[:begun], seed))
+    for change in changes[begun:]:
+        state.apply(change)
+        model.apply(change)
+        for row in ROWS:
+            found = look_up(state, row, wanted_columns(tables_pb2.ColumnSlice(names=[b"x"])))
+            assert found.version == model.versions.get(row_start(row), ABSENT)
+
+
 @pytest.mark.parametrize("start_offset", [0, 1, 150, 299, 300])
 def test_what_is_below_the_log_start_is_not_taken(start_offset):
     """The first batch may begin before it."""
@@ -152,7 +176,7 @@ def test_uncommitted_changes_are_seen_by_conditions(monkeypatch):
         for row in ROWS:
             prefix = row_start(row)
             expected = {key[len(prefix) :]: at for key, (at, _) in model.columns.items() if key.startswith(prefix)}
-            assert state.changed(row, uncommitted.of(row)) == expected
+            assert state.current(row, uncommitted.of(row)) == (expected, model.versions.get(prefix, ABSENT))
     assert uncommitted._count <= 50
 
 

@@ -17,7 +17,7 @@ from headrace.log.scan import checked_batches
 from headrace.log.slices import Slice
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace.partition.removed_rows import RemovedRows
-from headrace.partition.table_state import RowOffsets, UncommittedRows, changes_of
+from headrace.partition.table_state import CurrentRow, RowOffsets, UncommittedRows, changes_of
 from headrace.wire.columns import Columns, decode_batch
 from headrace.wire.errors import (
     HeadraceError,
@@ -343,7 +343,7 @@ class PartitionTable:
     # --- what a leader has appended ---
 
     async def read_uncommitted(self, seconds: float) -> None:
-        """Read what this leader has appended, so that `columns_now` can be called."""
+        """Read what this leader has appended, so that `row_now` can be called."""
         state, _ = await self.read_state(seconds)
         pending = self._uncommitted
         if pending.end_offset < state.end_offset:
@@ -371,9 +371,9 @@ class PartitionTable:
             and self._truncations == self._partition.open_log.truncations
         )
 
-    def columns_now(self, row: bytes) -> dict[bytes, int]:
-        """Return the columns of a row with their versions, uncommitted changes included."""
-        return self._state.changed(row, self._uncommitted.of(row))
+    def row_now(self, row: bytes) -> CurrentRow:
+        """Return a row with uncommitted changes."""
+        return self._state.current(row, self._uncommitted.of(row))
 
 
 def _cut_meanwhile(offset: int) -> OffsetNotAvailableError:

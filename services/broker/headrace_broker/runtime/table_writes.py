@@ -80,8 +80,7 @@ class TableWrites:
             if not self._table.knows_log_end:
                 raise _LogMovedError
             decided_at = self._log_end
-            row = self._table.columns_now(write.row)
-            version = max(row.values(), default=ABSENT)
+            row, version = self._table.row_now(write.row)
             if write.if_version is not None and version != write.if_version:
                 return RowWritten(False, version, 0, *decided_at)
             if write.deletes_row:
