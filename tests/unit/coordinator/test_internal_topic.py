@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from headrace.partition.topic_configs import parse_topic_config
 from headrace.v1 import topics_pb2
 from headrace_coordinator.runtime import internal_topic
 from headrace_coordinator.runtime.internal_topic import AUDIT_CONFIGS, InternalTopic
@@ -60,3 +61,8 @@ async def test_only_the_controller_of_a_cluster_that_writes_events_creates_it(pa
     assert AUDIT_TOPIC not in parts.view.topics
     is_wanted = True
     assert await creating == 1
+
+
+def test_the_audit_log_takes_events_of_a_server_whose_clock_is_ahead():
+    """By a year: else all its events would be refused, and lost in the end."""
+    assert parse_topic_config(AUDIT_CONFIGS).timestamp_after_max_ms > 365 * 86_400_000

@@ -22,6 +22,8 @@ log = structlog.get_logger("audit")
 
 MAX_WAITING = 10_000
 """Events that wait for the topic."""
+MAX_WAITING_BYTES = 16 << 20
+"""Their size as records."""
 REPEATED_MS = 1_000
 """Least time between two events about refusals, or data calls, of one user, method and topic."""
 MAX_REPEATED = 1_000
@@ -45,7 +47,9 @@ class AuditLog:
         """`is_on` tells whether the topic is written; acts are logged in any case."""
         self._lost_counter = lost
         self._is_on = is_on
-        self._waiting: deque[AuditEvent] = deque()
+        self._waiting: deque[tuple[AuditEvent, int]] = deque()
+        """Events with their sizes."""
+        self._waiting_bytes = 0
         self._lost = 0
         self._repeated: dict[tuple[str, str, str, tuple[str, ...]], _Held] = {}
         self._has_events = asyncio.Event()
@@ -101,20 +105,33 @@ class AuditLog:
     def _put(self, event: AuditEvent) -> None:
         if not self._is_on():
             return
-        if len(self._waiting) >= MAX_WAITING:
+        size_bytes = len(event.to_json())
+        if len(self._waiting) >= MAX_WAITING or self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
             self._lost += 1
             self._lost_counter.inc()
             return
-        self._waiting.append(event)
+        self._waiting.append((event, size_bytes))
+        self._waiting_bytes += size_bytes
         self._has_events.set()
 
     async def wait(self) -> None:
         """Wait until there are events."""
         await self._has_events.wait()
 
-    def take(self, most: int) -> list[AuditEvent]:
-        """Remove and return up to `most` events, in order; the number of lost ones last."""
-        taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+    def take(self, most: int, most_bytes: int = MAX_WAITING_BYTES) -> list[AuditEvent]:
+        """Remove and return up to `most` events, in order; the number of lost ones last.
+
+        Those behind the first one do not exceed `most_bytes` together with it.
+        """
+        taken: list[AuditEvent] = []
+        while self._waiting and len(taken) < most:
+            event, size_bytes = self._waiting[0]
+            most_bytes -= size_bytes
+            if taken and most_bytes < 0:
+                break
+            self._waiting.popleft()
+            self._waiting_bytes -= size_bytes
+            taken.append(event)
         if not self._waiting:
             self._has_events.clear()
             if self._lost and taken:
@@ -125,6 +142,8 @@ class AuditLog:
 
     def give_back(self, events: list[AuditEvent]) -> None:
         """Put events back that could not be written; `take` returns them again."""
-        self._waiting.extendleft(reversed(events))
+        sized = [(event, len(event.to_json())) for event in events]
+        self._waiting.extendleft(reversed(sized))
+        self._waiting_bytes += sum(size_bytes for _, size_bytes in sized)
         if self._waiting:
             self._has_events.set()

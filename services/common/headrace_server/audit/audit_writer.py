@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 AUDIT_TOPIC = "__audit"
 CLIENT_ID = "headrace-audit"
 MAX_EVENTS = 500
+MAX_WRITE_BYTES = 512 << 10
+"""Size of the events of one write, which must fit into a batch; one event is far smaller."""
 FLUSH_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 10.0)
 """First and longest pause after a failure."""
@@ -52,7 +54,7 @@ class AuditWriter:
                 async with asyncio.timeout(FLUSH_SECONDS if self._audit_log.holds_repeated else None):
                     await self._audit_log.wait()
             self._audit_log.flush(self._clock.now_ms())
-            events = self._audit_log.take(MAX_EVENTS)
+            events = self._audit_log.take(MAX_EVENTS, MAX_WRITE_BYTES)
             if not events:
                 continue
             try:

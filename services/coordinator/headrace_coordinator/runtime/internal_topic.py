@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import structlog
+from headrace.partition.topic_configs import CENTURY_MS
 from headrace.wire.errors import HeadraceError, TopicAlreadyExistsError
 from headrace_server.metadata_view import ClusterView
 
@@ -21,7 +22,8 @@ LOOK_SECONDS = 2.0
 SETTLED_SECONDS = 10.0
 """Time since the last broker registered after which a cluster has all that it will have, if fewer than replicas."""
 CREATE_SECONDS = 10.0
-AUDIT_CONFIGS = {"retention_ms": str(90 * 86_400_000)}
+AUDIT_CONFIGS = {"retention_ms": str(90 * 86_400_000), "timestamp_after_max_ms": str(CENTURY_MS)}
+"""A server whose clock is ahead writes its events nevertheless."""
 TRACE_CONFIGS = {"retention_bytes": str(1 << 30), "segment_bytes": str(64 << 20), "durability": "async"}
 
 

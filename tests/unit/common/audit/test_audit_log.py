@@ -3,7 +3,7 @@
 import json
 
 from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
-from headrace_server.audit.audit_log import MAX_REPEATED, MAX_WAITING, REPEATED_MS, AuditLog
+from headrace_server.audit.audit_log import MAX_REPEATED, MAX_WAITING, MAX_WAITING_BYTES, REPEATED_MS, AuditLog
 from headrace_server.audit.events import (
     MAX_REQUEST_CHARACTERS,
     MAX_RESOURCES,
@@ -84,6 +84,22 @@ def test_lost_events_are_counted_and_are_an_event():
     rest = log.take(MAX_WAITING)
     assert (rest[-1].kind, rest[-1].count, rest[-1].server) == ("lost", 3, "broker-1")
     assert log.take(10) == []
+
+
+def test_large_events_take_bounded_memory():
+    """Those beyond it are lost and counted as any; what was taken and given back counts once."""
+    log = audit_log()
+    large = event(kind="act", request="x" * 4_096)
+    size_bytes = len(large.to_json())
+    fit = MAX_WAITING_BYTES // size_bytes
+    for _ in range(fit + 10):
+        log.note_act(large)
+    assert len(log) == fit
+    taken = log.take(5, 3 * size_bytes)
+    assert taken == [large] * 3
+    log.give_back(taken)
+    assert len(log) == fit
+    assert len(log.take(1, 1)) == 1
 
 
 def test_events_that_were_not_written_come_again_in_order():
