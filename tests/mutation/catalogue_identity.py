@@ -6,6 +6,7 @@ from tests.mutation.mutants import Mutant, Test, always, drop, never, replace
 
 NO_USERS = "The simulator's clients have no identities."
 REVOCATION = "tests/property/test_revocation.py::test_what_is_remembered_of_callers_never_outlives_what_is_known"
+ADMITTED = "tests/unit/common/identity/test_admitted_calls.py::"
 GROUP_USERS = "tests/unit/coordinator/test_group_users.py::"
 
 IDENTITY = (
@@ -111,5 +112,13 @@ IDENTITY = (
         drop("current.recheck()"),
         "A consumer whose API key was deleted gets the records that come while it waits.",
         Test("tests/unit/broker/test_broker_fetch_rights.py::test_a_fetch_that_waited_is_checked_again", NO_USERS),
+    ),
+    Mutant(
+        "acts-that-their-caller-leaves",
+        "A21",
+        "_note_cancelled",
+        drop("allowed.note_end(...)"),
+        "An administrator that hangs up, or sends a short deadline, deletes a topic without a trace in the audit log.",
+        Test(ADMITTED + "test_an_act_whose_caller_leaves_is_in_the_audit_log", NO_USERS),
     ),
 )

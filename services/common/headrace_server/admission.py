@@ -37,7 +37,7 @@ from prometheus_client import Counter
 from headrace_server.arrivals import Arrivals, NotArrivedError
 from headrace_server.call_spans import begin_call
 from headrace_server.calls import CURRENT_CALL, bearer_token, certified_names, check_certificate, refuse, request_id_of
-from headrace_server.identity.gate import Access, IdentityGate, access, set_access
+from headrace_server.identity.gate import CANCELLED, Access, IdentityGate, access, current_access, set_access
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.methods import METHODS, Method, Pool
 from headrace_server.places import Place, PlaceLimits, Places, Rates, peer_host
@@ -141,10 +141,13 @@ class Admission(grpc.GenericRpcHandler):
                 return await serve(context)
 
         async def serve(context: Any) -> Any:
-            response = await behaviour(await self._take(served, context), context)
-            if is_dear:
-                self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
-            access().note_end(response)
+            try:
+                response = await behaviour(await self._take(served, context), context)
+                if is_dear:
+                    self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
+                access().note_end(response)
+            finally:
+                _note_cancelled(current_access())
             if served.row.uses_quota:
                 await access().hold_answer()
             return response
@@ -156,12 +159,17 @@ class Admission(grpc.GenericRpcHandler):
 
         async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
             request = await self._take(served, context)
-            if served.row.uses_quota:
-                await access().hold_answer()
-            async for response in behaviour(request, context):
-                if is_dear:
-                    self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
-                yield response
+            allowed = access()
+            try:
+                if served.row.uses_quota:
+                    await allowed.hold_answer()
+                async for response in behaviour(request, context):
+                    if is_dear:
+                        self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
+                    yield response
+                allowed.note_end(None)
+            finally:
+                _note_cancelled(allowed)
 
         return answer
 
@@ -282,6 +290,12 @@ class Admission(grpc.GenericRpcHandler):
         if isinstance(error, NotAuthorizedError):
             await refuse(context, "internal", error, self._call_errors)
         await refuse(context, served.name, error, served.call_errors)
+
+
+def _note_cancelled(allowed: Access | None) -> None:
+    """Write an act to the audit log that has not ended when its call does: the caller left, or its deadline passed."""
+    if allowed is not None:
+        allowed.note_end(None, CANCELLED)
 
 
 def _not_arrived(method: str, late: NotArrivedError) -> ThrottledError:

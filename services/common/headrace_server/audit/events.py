@@ -41,8 +41,9 @@ class AuditEvent:
     could not be written.
     """
     error: str = ""
-    """Code of the error with which an act failed as a whole; of a refusal `NOT_AUTHORIZED`, or `UNAUTHENTICATED` if the
-    proof of identity was not accepted; else empty.
+    """Code of the error with which an act failed as a whole, or `CANCELLED` if its caller left or its deadline passed
+    before it ended: then it may have been applied. Of a refusal `NOT_AUTHORIZED`, or `UNAUTHENTICATED` if the proof of
+    identity was not accepted; else empty.
     """
     reason: str = ""
     """Of a refusal: the missing right, such as `write topic:orders`, or `identity`, or why a proof was not accepted."""

@@ -55,6 +55,8 @@ IDENTITY = "identity"
 """What a call without one lacks, in place of a right."""
 OWN_PRODUCER = "own producer id"
 """What a producer with the id of another user lacks, in place of a right."""
+CANCELLED = "CANCELLED"
+"""In place of the code of an error: the caller left before the call ended, which may have had its effect."""
 STALE_MS = 30_000
 """Age of the view from which an unknown identity may be one that is too new for it."""
 SERVER_KEY = "cluster"
@@ -295,9 +297,8 @@ class IdentityGate:
         """Count what would have been refused."""
         self._counts.would_refuse(observed.caller.name, observed.method, right)
 
-    def note_act(self, done: Access, response: Any, error: str) -> None:
+    def note_act(self, done: Access, request: Any, response: Any, error: str) -> None:
         """Write an administrative act to the audit log."""
-        request = done.act
         resources = resources_of(request, response)
         described = describe_request(request) if self.writes_audit else None  # The log has no requests.
         self.audit_log.note_act(self._event(done, "act", error=error, resources=resources, request=described))
@@ -332,7 +333,7 @@ class Access:
         self.method = method
         self.address = address
         self.act: Any = None
-        """Request of an administrative act; `None` for other calls."""
+        """Request of an administrative act that has not ended; `None` for other calls."""
         self.request_id = ""
 
     @property
@@ -412,9 +413,12 @@ class Access:
         return self.quotas.debt_seconds(self.caller.identity.user, Use.REQUEST) > 0
 
     def note_end(self, response: Any, error: str = "") -> None:
-        """Write the call to the audit log if it is an administrative act; `error` is the code of the error, if any."""
-        if self.act is not None:
-            self._gate.note_act(self, response, error)
+        """Write the call to the audit log, once, if it is an administrative act; `error` is the code of the error, if
+        any, or `CANCELLED`.
+        """
+        request, self.act = self.act, None
+        if request is not None:
+            self._gate.note_act(self, request, response, error)
 
     def note_refusal(self, code: ErrorCode, reason: str) -> None:
         """See `IdentityGate.note_refusal`."""

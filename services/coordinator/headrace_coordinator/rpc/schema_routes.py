@@ -29,7 +29,7 @@ from headrace.wire.errors import (
     UnauthenticatedError,
 )
 from headrace_server.http_listener import HttpRequest, HttpResponse
-from headrace_server.identity.gate import Access, IdentityGate
+from headrace_server.identity.gate import CANCELLED, Access, IdentityGate
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.methods import KIB, MIB, Method
 
@@ -157,23 +157,24 @@ class SchemaRoutes:
     async def _serve(
         self, route: Route, values: Mapping[str, str], query: Mapping[str, str], request: HttpRequest
     ) -> HttpResponse:
-        started = time.perf_counter()
+        started, access, error = time.perf_counter(), None, CANCELLED
         try:
             access = self._admit(route, request)
             self._note_act(route, access, values, request)
             deadline = asyncio.get_running_loop().time() + self._timeout_seconds
             answer, error = await route.handler(RegistryCall(access, values, query, request.body, deadline)), ""
             response = _answer(answer)
-            access.note_end(None)
             await access.hold_answer()
         except RegistryError as refused:
             response, error = refuse(refused.code, refused.message), f"{refused.code}"
-            access.note_end(None, error)
         except HeadraceError as refused:
             response, error = _refuse_error(refused), refused.code.name
         except Exception:
             log.exception("schema_request_failed", method=route.name)
             response, error = refuse(500, "The registry failed; its log has the reason."), ErrorCode.INTERNAL.name
+        finally:
+            if access is not None:
+                access.note_end(None, error)
         if error:
             self._metrics.common.call_errors.labels(route.name, error).inc()
         self._metrics.call_seconds.labels(route.name).observe(time.perf_counter() - started)

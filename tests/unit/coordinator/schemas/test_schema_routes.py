@@ -1,0 +1,69 @@
+"""Requests to the schema registry before and after their handlers: acts in the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from headrace.wire.errors import ErrorCode, MetadataLimitError, Outcome, TimedOutError
+from headrace_coordinator.core.schemas.errors import no_subject
+from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.rpc.schema_routes import ACT, RegistryCall, Route, SchemaRoutes
+from headrace_server.http_listener import HttpRequest
+from prometheus_client import CollectorRegistry
+
+from tests.unit.common.identity.test_gate import Known
+
+
+def routes_of(known: Known, handler: Any) -> SchemaRoutes:
+    """Routes with one act."""
+    route = Route("DeleteSubject", "DELETE", "/subjects/{subject}", handler, ACT)
+    return SchemaRoutes([route], known.gate, CoordinatorMetrics(CollectorRegistry()), timeout_ms=20_000)
+
+
+def request_by(api_key: str) -> HttpRequest:
+    """The act, called with an API key, or without one."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return HttpRequest("DELETE", "/subjects/orders", headers, b"{}", "10.0.0.9", ())
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "error"),
+    [
+        (None, 200, ""),
+        (no_subject("orders"), 404, "40401"),
+        (MetadataLimitError("full"), 422, ErrorCode.METADATA_LIMIT.name),
+        (TimedOutError("slow", outcome=Outcome.UNKNOWN), 500, ErrorCode.TIMED_OUT.name),
+        (ZeroDivisionError(), 500, ErrorCode.INTERNAL.name),
+    ],
+)
+async def test_an_act_is_in_the_audit_log_however_it_ends(raised: Exception | None, status: int, error: str) -> None:
+    """Also one that may have been applied although it failed."""
+    known = Known()
+
+    async def handle(call: RegistryCall) -> Any:
+        if raised is not None:
+            raise raised
+        return []
+
+    assert (await routes_of(known, handle).handle(request_by(known.user()))).status == status
+    (event,) = known.gate.audit_log.take(10)
+    assert (event.kind, event.user, event.method, event.error) == ("act", "ada", "DeleteSubject", error)
+    assert event.resources == ("schema:orders",)
+
+
+async def test_an_act_whose_server_stops_is_in_the_audit_log() -> None:
+    """A listener that stops cancels the requests that are left."""
+    known, begun = Known(), asyncio.Event()
+
+    async def wait(call: RegistryCall) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    serving = asyncio.create_task(routes_of(known, wait).handle(request_by(known.user())))
+    await begun.wait()
+    serving.cancel()
+    await asyncio.wait([serving])
+    (event,) = known.gate.audit_log.take(10)
+    assert (event.kind, event.error) == ("act", "CANCELLED")
