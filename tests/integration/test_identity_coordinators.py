@@ -171,3 +171,5 @@ def test_the_first_administrator_comes_from_the_servers_machine(
     assert "administrator_recovered" in recovered.stderr
     assert until(lambda: _open(server, recovered.stdout.strip()), "the coordinator knows the new key").user == "first"
     assert _open(server, api_key) is None
+    logs = [part.log_file for part in cluster.coordinators]
+    until(lambda: sum(log.read_text().count("BootstrapAdmin") for log in logs) == 2, "the controller has noted both")

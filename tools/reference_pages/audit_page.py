@@ -7,6 +7,7 @@ import inspect
 import textwrap
 from itertools import pairwise
 
+from headrace_coordinator.rpc.schema_requests import SchemaRequests
 from headrace_server.audit.events import AuditEvent
 from headrace_server.methods import METHODS
 
@@ -27,6 +28,8 @@ names of the last one.
 consumer that waits for records calls several times a minute.
 
 Acts are the methods {acts}. The logger `audit` also logs them at level `info`.
+So are {registry} of the schema registry. `BootstrapAdmin` is the command `headrace-coordinator bootstrap-admin`, which
+makes no call: the controller writes that event when it sees the new administrator, whose name is in `request`.
 
 ## Who deleted this?
 
@@ -52,7 +55,9 @@ def audit_body() -> str:
     acts = sorted({path.rpartition("/")[2] for path, row in METHODS.items() if row.is_act})
     listed = ", ".join(f"`{name}`" for name in acts)
     wrapped = textwrap.fill(f"Acts are the methods {listed}.", 125, break_on_hyphens=False)
-    page = TEXT.format(fields="\n".join(rows), acts=listed)
+    routes = SchemaRequests(None, None, None).routes()  # type: ignore[arg-type]
+    registry = ", ".join(f"`{name}`" for name in sorted({route.name for route in routes if route.row.is_act}))
+    page = TEXT.format(fields="\n".join(rows), acts=listed, registry=registry)
     return page.replace(f"Acts are the methods {listed}.", wrapped)
 
 

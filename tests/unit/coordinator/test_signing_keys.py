@@ -60,12 +60,18 @@ def parts():
 
 
 @contextlib.asynccontextmanager
-async def elected(parts, doubt=lambda: ""):
+async def elected(parts, doubt=lambda: "", bootstrapped=None):
     """Maintenance by a controller, which has the epoch that etcd says."""
     controller = Put(parts.keyspace.controller(), b"me")
     epoch = (await parts.metastore._inner.txn([], [controller])).revision
     maintenance = IdentityMaintenance(
-        parts.metastore, parts.source, parts.view, parts.keyspace, parts.clock, clock_doubt=doubt
+        parts.metastore,
+        parts.source,
+        parts.view,
+        parts.keyspace,
+        parts.clock,
+        clock_doubt=doubt,
+        note_bootstrap=[].append if bootstrapped is None else bootstrapped.append,
     )
     task = asyncio.create_task(maintenance.run(epoch))
     try:
@@ -148,3 +154,14 @@ async def test_who_is_no_controller_any_more_writes_nothing(parts):
         assert parts.source.revision == before
         grant = auth_pb2.Grant(principal="ada", role="reader", resource="topic:brief")
         assert parts.source.get(parts.keyspace.grant(grant.principal, grant.role, grant.resource))
+
+
+async def test_an_administrator_that_the_command_makes_is_noted(parts):
+    """There is no call that the audit log could have; those whom administrators make are acts of theirs."""
+    bootstrapped = []
+    async with elected(parts, bootstrapped=bootstrapped):
+        await shown(parts, lambda: parts.view.signing_keys)
+        await parts.bootstrap("first")
+        await parts.bootstrap("first", recover=True)
+        await parts.administrator("second")
+    assert bootstrapped == ["first", "first"]

@@ -114,6 +114,10 @@ class IdentityView:
                 found.append(ReadGrant(grant, pattern, operations))
         return found
 
+    def grant(self, grant_id: bytes) -> auth_pb2.Grant | None:
+        """Return the grant with the id in a key, or `None`."""
+        return self._grants.get(grant_id)
+
     def grants(self) -> list[auth_pb2.Grant]:
         """Return all grants, by principal, resource and role."""
         return sorted(self._grants.values(), key=lambda grant: (grant.principal, grant.resource, grant.role))

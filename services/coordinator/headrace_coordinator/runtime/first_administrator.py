@@ -27,6 +27,8 @@ from headrace_coordinator.runtime.identity_writes import Change, IdentityWrites
 
 log = structlog.get_logger(__name__)
 
+BOOTSTRAP_ADMIN = "bootstrap-admin"
+"""Who has granted what the command writes."""
 ADMINISTRATOR = "admin"
 ROLE = "admin"
 MAX_FILE_BYTES = 1_024
@@ -82,7 +84,7 @@ async def bootstrap(writes: IdentityWrites, user: str, api_key: ApiKey, deadline
     if is_external(user, writes.view.issuers):
         raise _refused(f"user {user} is identified elsewhere", "Name a user without the prefix of an issuer.")
     now_ms = writes.clock.now_ms()
-    stored = _api_key(api_key, "bootstrap-admin", now_ms)
+    stored = _api_key(api_key, BOOTSTRAP_ADMIN, now_ms)
 
     async def decide(before: metadata_pb2.StoredUser | None) -> Change[metadata_pb2.StoredUser] | None:
         if before is not None and any(known.key_id == api_key.key_id for known in before.api_keys):
@@ -99,7 +101,7 @@ async def bootstrap(writes: IdentityWrites, user: str, api_key: ApiKey, deadline
             after = with_api_keys(before, [])
             after.disabled = False
         after.api_keys.append(stored)
-        grant = _grant(user, "bootstrap-admin", now_ms).SerializeToString(deterministic=True)
+        grant = _grant(user, BOOTSTRAP_ADMIN, now_ms).SerializeToString(deterministic=True)
         return Change(after, also=(Put(writes.keyspace.grant(user, ROLE, ResourceKind.CLUSTER.value), grant),))
 
     await writes.rewrite(writes.keyspace.user(user), metadata_pb2.StoredUser, decide, deadline, f"creating user {user}")

@@ -2,7 +2,8 @@
 
 Every write compares the controller's epoch (I14). A write without a response is not repeated: the next look finds out
 by the view whether it was applied. Expired grants give no right; they are kept for a day, so that an explanation can
-name them. Belongs to the event loop.
+name them. What `bootstrap-admin` writes, for which there is no call, is noted in the audit log by the controller that
+sees it. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from headrace.wire.errors import MetastoreUnavailableError, TimedOutError
 from headrace_server.clock import Clock
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.key_table import GrantKey
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
     Compare,
@@ -32,6 +34,7 @@ from headrace_server.metastore.api import (
 from headrace_server.metastore.view import PrefixView
 
 from headrace_coordinator.core.signing_keys import plan_keys
+from headrace_coordinator.runtime.first_administrator import BOOTSTRAP_ADMIN
 
 log = structlog.get_logger(__name__)
 
@@ -57,14 +60,18 @@ class IdentityMaintenance:
         clock: Clock,
         *,
         clock_doubt: Callable[[], str] = lambda: "",
+        note_bootstrap: Callable[[str], None],
     ) -> None:
-        """`clock_doubt` returns why the wall clock cannot be trusted now, or an empty string if it can."""
+        """`clock_doubt` returns why the wall clock cannot be trusted now, or an empty string if it can.
+        `note_bootstrap` is that of the gate.
+        """
         self._metastore = metastore
         self._source = source
         self._view = view
         self._keyspace = keyspace
         self._clock = clock
         self._clock_doubt = clock_doubt
+        self._note_bootstrap = note_bootstrap
         self._changed = asyncio.Event()
         self._pending: metadata_pb2.SigningKey | None = None
         """Key that is being added: the same one until the view shows it, so that retries add one."""
@@ -88,9 +95,14 @@ class IdentityMaintenance:
         finally:
             unsubscribe()
 
-    def _on_change(self, _revision: int, _keys: Sequence[str]) -> None:
+    def _on_change(self, _revision: int, keys: Sequence[str]) -> None:
         if not self._view.signing_keys:
             self._changed.set()
+        for key in keys:
+            parsed = self._keyspace.parse(key)
+            grant = self._view.grant(parsed.grant_id) if isinstance(parsed, GrantKey) else None
+            if grant is not None and grant.granted_by == BOOTSTRAP_ADMIN:
+                self._note_bootstrap(grant.principal)
 
     async def _wait(self) -> None:
         """Wait for the next look, or until no signing key is left."""
