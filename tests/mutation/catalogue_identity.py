@@ -121,4 +121,12 @@ IDENTITY = (
         "An administrator that hangs up, or sends a short deadline, deletes a topic without a trace in the audit log.",
         Test(ADMITTED + "test_an_act_whose_caller_leaves_is_in_the_audit_log", NO_USERS),
     ),
+    Mutant(
+        "streams-keep-their-rights",
+        "A20",
+        "IdentityGate.admit_further",
+        drop("access.recheck()"),
+        "A caller whose API key was deleted reads the rest of a dump.",
+        Test(ADMITTED + "test_a_stream_ends_with_the_right_of_its_caller", NO_USERS),
+    ),
 )

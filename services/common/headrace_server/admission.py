@@ -158,12 +158,15 @@ class Admission(grpc.GenericRpcHandler):
         behaviour, is_dear = served.handler.unary_stream, bool(served.row.answer_bytes_per_second)
 
         async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
-            request = await self._take(served, context)
+            request, is_first = await self._take(served, context), True
             allowed = access()
             try:
                 if served.row.uses_quota:
                     await allowed.hold_answer()
                 async for response in behaviour(request, context):
+                    if not is_first:
+                        await self._admit_further(served, allowed, context)
+                    is_first = False
                     if is_dear:
                         self._rates.charge(peer_host(context.peer()), served.name, response.ByteSize())
                     yield response
@@ -188,10 +191,12 @@ class Admission(grpc.GenericRpcHandler):
     async def _read_all(self, served: _Served, first: Any, context: Any) -> AsyncIterator[Any]:
         """Yield the requests of a stream; the servicer limits how long it may be silent after the first one.
 
-        Each counts for the quota of requests, and the next one is read when the quota allows.
+        Each counts for the quota of requests, and the next one is read when the quota allows. The caller is checked
+        again for each.
         """
         yield first
         while (data := await context.read()) is not grpc.aio.EOF:
+            await self._admit_further(served, access(), context)
             if served.row.uses_quota:
                 access().charge_request()
                 await access().hold_answer()
@@ -272,6 +277,15 @@ class Admission(grpc.GenericRpcHandler):
             raise error
         set_access(allowed)
         return allowed
+
+    async def _admit_further(self, served: _Served, allowed: Access, context: Any) -> None:
+        """End a stream whose caller has lost what the call needs; health, which needs nothing, never."""
+        if not served.row.needs_identity:
+            return
+        try:
+            self._gate.admit_further(allowed, served.row)
+        except HeadraceError as error:
+            await self._refuse(served, context, error)
 
     def _take_place(self, pool: Pool, peer: str) -> Place:
         try:

@@ -275,11 +275,20 @@ class IdentityGate:
         access.recheck()
         if row.uses_quota:
             access.quotas.check(caller.identity.user, Use.REQUEST)
-        if row.needs_identity and not caller.is_known:
+        self._check_row(access, row)
+        return access
+
+    def admit_further(self, access: Access, row: Method) -> None:
+        """Check what `admit` has checked before a further message of a stream; raise as that."""
+        access.recheck()
+        self._check_row(access, row)
+
+    @staticmethod
+    def _check_row(access: Access, row: Method) -> None:
+        if row.needs_identity and not access.caller.is_known:
             access.refuse_anonymous()
         if row.right is not None and row.right.kind is ResourceKind.CLUSTER:
             access.require(row.right.operation, ResourceKind.CLUSTER)
-        return access
 
     def producer_tag(self, caller: Caller) -> int:
         """Return the tag in the producer ids of a caller; see `producer_owners`."""

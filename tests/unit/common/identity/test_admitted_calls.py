@@ -1,4 +1,4 @@
-"""Calls of a real server after their admission: acts are in the audit log."""
+"""Calls of a real server after their admission: acts are in the audit log, streams end with their caller's right."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import contextlib
 import grpc
 import pytest
 from headrace.v1 import auth_pb2, broker_pb2, broker_pb2_grpc, cluster_pb2, cluster_pb2_grpc
+from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError, from_rpc_error
 from headrace_server.rpc import RpcServer, server_streaming, unary
 
 from tests.unit.common.identity.test_gate import Known
@@ -100,3 +101,21 @@ async def test_an_act_that_streams_is_in_the_audit_log_once(served, leaves):
         assert (await call.read()).key == "b"
         assert await call.read() is grpc.aio.EOF
     assert await served.act() == ("ada", "DumpMetadata", "CANCELLED" if leaves else "")
+
+
+@pytest.mark.parametrize(("is_deleted", "error"), [(False, NotAuthorizedError), (True, UnauthenticatedError)])
+async def test_a_stream_ends_with_the_right_of_its_caller(served, is_deleted, error):
+    """The next message is refused, as the next call would be, and the audit log has how the act ended."""
+    call = served.dump_metadata(cluster_pb2.DumpMetadataRequest(), **served.options())
+    assert (await call.read()).key == "a"
+    if is_deleted:
+        served.known.user()  # a new key in the place of the one of the call
+    else:
+        served.known.keys.write({served.grant: None})
+    served.cluster.may_continue.set()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    assert isinstance(from_rpc_error(refused.value), error)
+    kinds = [(event.kind, event.error) for event in served.known.gate.audit_log.take(10)]
+    code = error.default_code.name
+    assert sorted(kinds) == [("act", code), ("refusal", code)]
