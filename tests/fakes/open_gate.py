@@ -25,7 +25,16 @@ def gate_over(
     metrics = CommonMetrics("x", registry or CollectorRegistry())
     counts = DecisionCounts(metrics.refused_calls, metrics.observed_refusals, metrics.quota_held_seconds)
     view = IdentityView(Keyspace("c", 1), keys)
-    return IdentityGate(view, CLUSTER, clock, counts, "broker-1", metrics.audit_events_lost, least_posture=posture)
+    return IdentityGate(
+        view,
+        CLUSTER,
+        clock,
+        counts,
+        "broker-1",
+        metrics.audit_events_lost,
+        least_posture=posture,
+        rights_max_age_ms=300_000,
+    )
 
 
 def open_gate() -> IdentityGate:

@@ -129,4 +129,12 @@ IDENTITY = (
         "A caller whose API key was deleted reads the rest of a dump.",
         Test(ADMITTED + "test_a_stream_ends_with_the_right_of_its_caller", NO_USERS),
     ),
+    Mutant(
+        "rights-of-any-age",
+        "A22",
+        "IdentityGate._check_rights_age",
+        never("age_ms > self._rights_max_age_ms"),
+        "An administrator whose right was taken away deletes records at a broker that etcd does not reach, for ever.",
+        Test("tests/unit/common/identity/test_gate.py::test_acts_are_refused_once_rights_are_old", NO_USERS),
+    ),
 )

@@ -154,6 +154,7 @@ class ServiceProcess:
             self.name,
             metrics.audit_events_lost,
             least_posture=self._least_posture(is_new=False),
+            rights_max_age_ms=self.settings.rights_max_age_ms,
         )
         return source, gate
 

@@ -47,6 +47,15 @@ class ServiceSettings(TlsSettings):
         bool,
         Field(description="Whether this process may serve strangers beyond loopback, as `posture` says."),
     ] = False
+    rights_max_age_ms: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=86_400_000,
+            description="Milliseconds without a message from etcd after which administrative acts are refused, because "
+            "the right to them may have been taken away. Records are read and written as before. `0` disables it.",
+        ),
+    ] = 300_000
     metrics_listen: Annotated[
         str,
         Field(

@@ -91,9 +91,10 @@ class IdentityGate:
         lost_events: Counter,
         *,
         least_posture: auth_pb2.Posture = auth_pb2.POSTURE_OPEN,
+        rights_max_age_ms: int = 0,
     ) -> None:
         """`server_name` is such as `broker-1`, `lost_events` counts lost events of the audit log. `least_posture` is
-        that of the settings; etcd may have a stricter one.
+        that of the settings; etcd may have a stricter one. `rights_max_age_ms`: see `ServiceSettings`.
         """
         self._server_name = server_name
         self.audit_log = AuditLog(lost_events, lambda: self.writes_audit)
@@ -103,6 +104,7 @@ class IdentityGate:
         self.quotas = Quotas(view, counts.held)
         self._server_quotas = Quotas(NoQuotas(), counts.held)
         self._least_posture = least_posture
+        self._rights_max_age_ms = rights_max_age_ms
         self._server_key = hmac.digest(cluster.secret, b"headrace server tokens v1", "sha256")
         self._server_token = "", 0
         self._cluster_id = cluster.cluster_id
@@ -276,6 +278,8 @@ class IdentityGate:
         if row.uses_quota:
             access.quotas.check(caller.identity.user, Use.REQUEST)
         self._check_row(access, row)
+        if row.is_act:
+            self._check_rights_age(access)
         return access
 
     def admit_further(self, access: Access, row: Method) -> None:
@@ -289,6 +293,21 @@ class IdentityGate:
             access.refuse_anonymous()
         if row.right is not None and row.right.kind is ResourceKind.CLUSTER:
             access.require(row.right.operation, ResourceKind.CLUSTER)
+
+    def _check_rights_age(self, access: Access) -> None:
+        """Refuse an administrative act while what is known of users is so old that its right may be gone.
+
+        Raises:
+            MetastoreUnavailableError: If it is.
+        """
+        if not self._rights_max_age_ms or access.caller.is_server or self.posture != auth_pb2.POSTURE_REQUIRED:
+            return
+        age_ms = self.view.source.age_ms()
+        if age_ms > self._rights_max_age_ms:
+            raise MetastoreUnavailableError(
+                f"etcd has not been reached for {age_ms // 1000} s, and the caller's rights may have changed",
+                outcome=Outcome.NOT_APPLIED,
+            )
 
     def producer_tag(self, caller: Caller) -> int:
         """Return the tag in the producer ids of a caller; see `producer_owners`."""

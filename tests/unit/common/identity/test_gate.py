@@ -1,5 +1,7 @@
 """The gate: who a call is from, whether it is served, and that what changes counts from the next decision on."""
 
+import contextlib
+
 import pytest
 from headrace.v1 import auth_pb2, topics_pb2
 from headrace.wire.errors import (
@@ -350,6 +352,28 @@ def test_an_unknown_identity_while_etcd_is_away_may_be_new(known):
         known.gate.identity_of_api_key(api_key)
     with pytest.raises(MetastoreUnavailableError):
         known.gate.caller("hr1.new.AAAA")
+
+
+@pytest.mark.parametrize(
+    ("method", "posture", "age_ms", "is_refused"),
+    [
+        ("BrokerService/DeleteRecords", auth_pb2.POSTURE_REQUIRED, 300_001, True),
+        ("BrokerService/DeleteRecords", auth_pb2.POSTURE_REQUIRED, 300_000, False),
+        ("BrokerService/DeleteRecords", auth_pb2.POSTURE_OBSERVE, 300_001, False),
+        ("BrokerService/Produce", auth_pb2.POSTURE_REQUIRED, 300_001, False),
+        ("ClusterService/DescribeCluster", auth_pb2.POSTURE_REQUIRED, 300_001, False),
+    ],
+)
+def test_acts_are_refused_once_rights_are_old(method, posture, age_ms, is_refused):
+    """An administrator whose right was taken away meanwhile deletes nothing at a server that etcd does not reach."""
+    known = Known(posture)
+    row = METHODS[f"/headrace.v1.{method}"]
+    known.grant("ada", "admin", "cluster")
+    ada, server = known.gate.caller(known.user()), known.gate.caller(known.gate.server_token())
+    known.keys.age_ms = lambda: age_ms
+    with pytest.raises(MetastoreUnavailableError, match="300 s") if is_refused else contextlib.nullcontext():
+        known.gate.admit(ada, method, row)
+    known.gate.admit(server, method, row)
 
 
 class Topics:
