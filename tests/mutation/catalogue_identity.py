@@ -137,4 +137,14 @@ IDENTITY = (
         "An administrator whose right was taken away deletes records at a broker that etcd does not reach, for ever.",
         Test("tests/unit/common/identity/test_gate.py::test_acts_are_refused_once_rights_are_old", NO_USERS),
     ),
+    Mutant(
+        "keys-that-end-make-keys-that-stay",
+        "A23",
+        "AuthServicer.CreateApiKey",
+        drop("self._check_own_lifetime(...)"),
+        "The holder of a key for a week makes one for good.",
+        Test(
+            "tests/unit/coordinator/test_auth_service.py::test_a_key_that_ends_makes_none_that_lives_longer", NO_USERS
+        ),
+    ),
 )

@@ -183,6 +183,21 @@ async def test_users_replace_their_own_keys(service):
         await service.call("root", "DeleteApiKey", key_id="unknown")
 
 
+@pytest.mark.parametrize(
+    ("user", "lifetime_ms", "is_refused"),
+    [("ada", 60_000, False), ("ada", 60_001, True), ("ada", 0, True), ("root", 0, False)],
+)
+async def test_a_key_that_ends_makes_none_that_lives_longer(service, user, lifetime_ms, is_refused):
+    """Else a holder for a week would keep one for good. A program replaces its key by one like it."""
+    for key in [*service.parts.view.users["ada"].api_keys]:
+        await service.call("root", "DeleteApiKey", key_id=key.key_id)
+    await service.call("root", "CreateApiKey", user="ada", lifetime_ms=60_000)
+    service.parts.clock.advance(1_000)
+    with pytest.raises(InvalidRequestError, match="60000") if is_refused else contextlib.nullcontext():
+        await service.call(user, "CreateApiKey", user="ada", lifetime_ms=lifetime_ms)
+    assert len(service.parts.view.users["ada"].api_keys) == (1 if is_refused else 2)
+
+
 async def test_callers_ask_about_themselves(service):
     """With the groups that they have, not with others."""
     await service.parts.grant("group:team", "reader", "topic:clicks")

@@ -98,6 +98,20 @@ def check_lifetime(lifetime_ms: int) -> None:
         )
 
 
+def check_own_lifetime(lifetime_ms: int, own: metadata_pb2.StoredApiKey) -> None:
+    """Check the lifetime of an API key that a user creates by its API key `own`: one that ends makes none that stays.
+
+    Raises:
+        InvalidRequestError: If it is longer than that of `own`.
+    """
+    longest_ms = own.expires_ms - own.created_ms
+    if own.expires_ms and not 0 < lifetime_ms <= longest_ms:
+        raise InvalidRequestError(
+            f"lifetime_ms = {lifetime_ms} is not between 1 and {longest_ms}, the lifetime of the API key of this call",
+            action="Give a lifetime that is not longer, or ask an administrator for a key.",
+        )
+
+
 def check_further_key(user: str, api_keys: Sequence[metadata_pb2.StoredApiKey]) -> None:
     """Check that a user may have another API key besides these.
 

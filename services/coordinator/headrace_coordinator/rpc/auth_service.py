@@ -14,7 +14,7 @@ import structlog
 from headrace.v1 import auth_pb2, auth_pb2_grpc
 from headrace.wire.errors import InvalidRequestError
 from headrace_server.clock import Clock
-from headrace_server.identity.callers import explain, to_api_key, to_user
+from headrace_server.identity.callers import Proof, explain, to_api_key, to_user
 from headrace_server.identity.gate import IdentityGate, access
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.identity.rights import (
@@ -31,6 +31,7 @@ from headrace_server.identity.rights import (
 from headrace_server.requests import check_client_id
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
 
+from headrace_coordinator.core.identity_rules import check_own_lifetime
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.runtime.identity_policies import IdentityPolicies
@@ -100,8 +101,9 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
 
     @unary
     async def CreateApiKey(self, request: auth_pb2.CreateApiKeyRequest, context: Any) -> auth_pb2.CreateApiKeyResponse:
-        """See the proto. A user may create its own."""
+        """See the proto. A user may create its own, as `check_own_lifetime` says."""
         by = self._administrator_or(request.client_id, request.user)
+        self._check_own_lifetime(request.lifetime_ms)
         deadline = self._deadline(context)
         created = await self._store.create_api_key(request.user, request.description, request.lifetime_ms, deadline)
         await self._answers.see(created.revision, deadline)
@@ -275,6 +277,15 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
         if not caller.is_known or not user or caller.identity.user != user:
             access().require(Operation.ADMIN, ResourceKind.CLUSTER)
         return _caller_name(client_id)
+
+    def _check_own_lifetime(self, lifetime_ms: int) -> None:
+        """Check the lifetime of a key that the caller creates for itself; raise as the rule of this name."""
+        caller = access().caller
+        if caller.identity.proof is not Proof.API_KEY or caller.allows(Operation.ADMIN, ResourceKind.CLUSTER):
+            return
+        found = self._view.user_of_api_key(caller.identity.credential)
+        if found is not None:
+            check_own_lifetime(lifetime_ms, found[1])
 
     async def _write(self, context: Any, write: Callable[..., Awaitable[int]], *arguments: Any) -> None:
         """Await `write(*arguments, deadline)` of a store, and this coordinator's view of what it wrote."""
