@@ -46,7 +46,7 @@ def grants():
     """Those of the guide, of the user at the source and of that at the mirror."""
     blocks = re.findall(r"```sh\nheadrace user create mirror\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 2
-    return [re.findall(r"headrace grant mirror (\w+) '?([\w:*]+)'?$", block, re.MULTILINE) for block in blocks]
+    return [re.findall(r"headrace grant mirror (\w+) '?([\w:*-]+)'?$", block, re.MULTILINE) for block in blocks]
 
 
 def settings_of(cluster):

@@ -147,4 +147,12 @@ IDENTITY = (
             "tests/unit/coordinator/test_auth_service.py::test_a_key_that_ends_makes_none_that_lives_longer", NO_USERS
         ),
     ),
+    Mutant(
+        "prefixes-reach-the-table-of-mirrors",
+        "A24",
+        "_least_prefix",
+        replace("len(name) if name == MIRRORS_TABLE else 0", "0"),
+        "A user that may write all topics has workers of mirrors send their credentials to a server of its own.",
+        Test("tests/property/test_identity.py::test_only_grants_that_name_the_table_of_mirrors_reach_it", NO_USERS),
+    ),
 )

@@ -201,3 +201,22 @@ def test_an_administrator_may_do_everything_but_write_the_clusters_topics():
     assert all(rights.allow(operation, kind, "clicks") for operation in Operation for kind in ResourceKind)
     assert rights.allow(Operation.READ, ResourceKind.TOPIC, "__audit")
     assert sum(Operation) == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("resource", "reaches"),
+    [
+        ("cluster", False),
+        ("*", False),
+        ("topic:*", False),
+        ("topic:headrace-*", False),
+        ("topic:headrace-mirrors", True),
+        ("topic:headrace-mirrors*", True),
+    ],
+)
+def test_only_grants_that_name_the_table_of_mirrors_reach_it(resource, reaches):
+    """Its rows say to which servers workers send their credentials. Administrators reach it as everything."""
+    table = ResourceKind.TOPIC, "headrace-mirrors"
+    grant = (parse_pattern(resource), EVERYTHING & ~Operation.ADMIN)
+    assert Rights([grant]).allow(Operation.WRITE, *table) == reaches
+    assert Rights([(parse_pattern("cluster"), EVERYTHING)]).allow(Operation.WRITE, *table)

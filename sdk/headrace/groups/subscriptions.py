@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from headrace.groups.assignors import AssignableTopic
 from headrace.groups.state import Group, GroupTopic, Member
-from headrace.wire.topic_names import RESERVED_PREFIX
+from headrace.wire.topic_names import RESERVED_PREFIX, is_own_topic
 
 
 def with_missing_topics(
@@ -33,13 +33,13 @@ def with_missing_topics(
 def matching_names(member: Member, topics: Mapping[str, AssignableTopic]) -> list[str]:
     """Return the names of the existing topics that a member subscribes to.
 
-    A pattern matches reserved names only if it begins as they do.
+    A pattern matches the cluster's own topics only if it begins as reserved names do.
     """
     names = [name for name in member.topics if name in topics]
     if member.topic_pattern:
         is_open = not member.topic_pattern.startswith(RESERVED_PREFIX)
         matching = fnmatch.filter(topics, member.topic_pattern)
-        names += [name for name in matching if not (is_open and name.startswith(RESERVED_PREFIX))]
+        names += [name for name in matching if not (is_open and is_own_topic(name))]
     return names
 
 

@@ -10,7 +10,14 @@ from headrace.wire.errors import InvalidTopicNameError
 
 MAX_TOPIC_NAME_CHARACTERS = 249
 RESERVED_PREFIX = "__"
+MIRRORS_TABLE = "headrace-mirrors"
+"""Table with the settings of mirrors, by which their workers connect to other clusters and send them credentials."""
 _ALLOWED = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+
+
+def is_own_topic(name: str) -> bool:
+    """Return whether a topic is the cluster's own: a pattern of topics that begins otherwise does not include it."""
+    return name.startswith(RESERVED_PREFIX) or name == MIRRORS_TABLE
 
 
 def check_topic_name(name: str) -> None:

@@ -13,7 +13,6 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause, execute
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.rows import (
-    MIRRORS_TABLE,
     CommonEnd,
     MirrorDescription,
     MirroredTopic,
@@ -34,6 +33,7 @@ from headrace.wire.errors import (
     TimedOutError,
     UnknownTopicError,
 )
+from headrace.wire.topic_names import MIRRORS_TABLE
 
 CATCH_UP_SECONDS = 60.0
 _LOOK_SECONDS = 0.2

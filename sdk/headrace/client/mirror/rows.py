@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
-from headrace.wire.topic_names import RESERVED_PREFIX
+from headrace.wire.topic_names import MIRRORS_TABLE, is_own_topic
 
-MIRRORS_TABLE = "headrace-mirrors"
 SECRET_SETTINGS = {"api_key": "api_key_file", "token_provider": "token_file"}
 """Settings that are not stored, because readers of the table would have them, and what to give instead."""
 
@@ -59,8 +58,7 @@ class MirrorSettings:
 
     def has_topic(self, name: str) -> bool:
         """Return whether a topic of the source is copied; the cluster's own topics are not."""
-        is_own = name.startswith(RESERVED_PREFIX) or name == MIRRORS_TABLE
-        return not is_own and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.topics)
+        return not is_own_topic(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.topics)
 
     def has_group(self, group: str) -> bool:
         """Return whether the offsets of a group are copied."""

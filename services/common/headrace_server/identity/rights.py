@@ -3,7 +3,8 @@
 Grants only allow; there are no exceptions from them, so that one look-up decides, and taking a grant away never gives a
 right. A grant on the cluster covers all its topics, groups and schemas, a prefix all names that begin with it. Names
 that begin with `__` are the cluster's own topics: only grants that name them, or administrators, reach these, and only
-servers of the cluster write them.
+servers of the cluster write them. The table of mirrors is reached in the same way, and written by clients: a grant of
+all topics must not be one of the credentials of their workers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import Enum, IntFlag
 from types import MappingProxyType
 
 from headrace.wire.errors import InvalidRequestError
-from headrace.wire.topic_names import RESERVED_PREFIX
+from headrace.wire.topic_names import MIRRORS_TABLE, RESERVED_PREFIX
 
 MAX_RESOURCE_CHARACTERS = 300
 MAX_REMEMBERED_NAMES = 10_000
@@ -168,14 +169,23 @@ class Rights:
         return allowed
 
     def _of_prefixes(self, kind: ResourceKind, name: str) -> Operation:
-        is_internal = kind is ResourceKind.TOPIC and name.startswith(RESERVED_PREFIX)
-        allowed = Operation(0) if is_internal and self._cluster != EVERYTHING else self._cluster
+        least = _least_prefix(kind, name)
+        allowed = Operation(0) if least and self._cluster != EVERYTHING else self._cluster
         for length in self._lengths:
             if length > len(name):
                 break
-            if not is_internal or length >= len(RESERVED_PREFIX):
+            if length >= least:
                 allowed |= self._prefixes.get((kind, name[:length]), Operation(0))
         return allowed
+
+
+def _least_prefix(kind: ResourceKind, name: str) -> int:
+    """Return the least length of a prefix whose grants reach one of the cluster's own topics; 0 for other resources."""
+    if kind is not ResourceKind.TOPIC:
+        return 0
+    if name.startswith(RESERVED_PREFIX):
+        return len(RESERVED_PREFIX)
+    return len(name) if name == MIRRORS_TABLE else 0
 
 
 def _no_resource(text: str) -> InvalidRequestError:
