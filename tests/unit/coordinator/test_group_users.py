@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from headrace.v1 import groups_pb2
+from headrace.v1 import errors_pb2, groups_pb2
 from headrace.wire.errors import FencedInstanceError, UnknownMemberError
 from headrace_server.identity.gate import set_access
 
 from tests.fakes.open_gate import open_access
+from tests.unit.common.identity.test_gate import Known
 from tests.unit.coordinator.group_parts import GROUP, Caller, error_of, settle, until
 
 
@@ -137,3 +138,26 @@ async def test_other_users_see_only_the_name_of_a_member(a):
     set_access(open_access("ada"))
     (shown,) = (await a.call("DescribeGroup", request)).members
     assert shown.member_id == ada.id
+
+
+@pytest.mark.parametrize("name", ["t", "missing"])
+async def test_a_commit_by_name_does_not_say_which_topics_exist(a, name):
+    """A user of a group without the right to describe a topic; with it, the answer tells."""
+    known = Known()
+    known.grant("bob", "reader", "group:*")
+    access = known.access(known.user("bob"))
+    offset = groups_pb2.PartitionOffset(partition=99, offset=1)
+    request = groups_pb2.CommitOffsetsRequest(
+        group_id=GROUP, topics=[groups_pb2.TopicOffsets(name=name, partitions=[offset])]
+    )
+
+    async def code():
+        set_access(access)
+        (topic,) = (await a.call("CommitOffsets", request)).topics
+        return topic.partitions[0].error.code
+
+    assert await code() == errors_pb2.ERROR_CODE_NOT_AUTHORIZED
+    known.grant("bob", "monitor", "topic:*")
+    access.recheck()
+    exists = name == "t"
+    assert await code() == (errors_pb2.ERROR_CODE_INVALID_REQUEST if exists else errors_pb2.ERROR_CODE_UNKNOWN_TOPIC)

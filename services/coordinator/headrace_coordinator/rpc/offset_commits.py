@@ -12,6 +12,7 @@ from headrace.groups.messages import check_group_id, check_member_id
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from headrace_server.identity.gate import access
+from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.metadata_view import ClusterView
 
 from headrace_coordinator.rpc.answers import Answers
@@ -101,6 +102,7 @@ class OffsetCommits:
     ) -> Commit:
         topic_id = topic.topic_id
         if not topic_id:
+            access().require(Operation.DESCRIBE, ResourceKind.TOPIC, topic.name)
             found = self._view.topics.get(topic.name)
             if found is None:
                 raise UnknownTopicError(f"there is no topic named {topic.name[:249]!r}")
