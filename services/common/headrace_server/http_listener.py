@@ -1,8 +1,9 @@
 """HTTP/1.1 listener with bodies and persistent connections, on the event loop of the process; llhttp parses.
 
 The connections of strangers cost a bounded amount: a head and a body must arrive whole within `ARRIVAL_SECONDS`, an
-idle connection is closed after `IDLE_SECONDS`, and the number of connections is limited per peer and in total. A new
-one replaces the oldest that waits for a request; a connection whose request is served is never replaced.
+idle connection is closed after `IDLE_SECONDS`, and the number of connections, and of bytes of bodies, is limited per
+peer and in total. A new connection replaces the oldest that waits for a request; one whose request is served is never
+replaced.
 
 Metrics and health have an endpoint of their own (`http_endpoint`), which answers while this event loop is blocked.
 """
@@ -14,6 +15,7 @@ import ssl
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -38,6 +40,8 @@ DISCARD_BYTES = 16 << 20
 """Time and bytes for which the rest of a refused body is read."""
 MAX_CONNECTIONS = 512
 MAX_CONNECTIONS_OF_PEER = 128
+MAX_BODIES_BYTES = 32 << 20
+"""Bodies of all requests that arrive or are served; those of one peer have a quarter."""
 _READ_BYTES = 64 << 10
 
 
@@ -64,6 +68,8 @@ class HttpResponse:
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    delay_seconds: float = 0.0
+    """Time before it is sent; meanwhile the connection counts as one that waits for a request."""
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -78,11 +84,39 @@ class _BadRequestError(Exception):
         self.message = message
 
 
+class _Bodies:
+    """Bytes of bodies in memory, by peer."""
+
+    def __init__(self) -> None:
+        self._bytes_of: Counter[str] = Counter()
+
+    def take(self, peer: str, size: int) -> None:
+        """Count a part of a body.
+
+        Raises:
+            _BadRequestError: If there is no room for it now.
+        """
+        of_peer, total = self._bytes_of[peer] + size, self._bytes_of.total() + size
+        if of_peer > MAX_BODIES_BYTES // 4 or total > MAX_BODIES_BYTES:
+            raise _BadRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "Too many bodies arrive at once. Send it again.")
+        self._bytes_of[peer] = of_peer
+
+    def give_back(self, peer: str, size: int) -> None:
+        """Count what is not kept any more."""
+        self._bytes_of[peer] -= size
+        if not self._bytes_of[peer]:
+            del self._bytes_of[peer]
+
+
 class _Parser:
     """Parser of one connection, with the callbacks of httptools."""
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, take: Callable[[int], None]) -> None:
+        """`take` counts the bytes of bodies, and raises if there is no room for more."""
         self._max_body_bytes = max_body_bytes
+        self._take = take
+        self.body_bytes = 0
+        """What it has taken; its owner gives that back."""
         self._parser: Any = httptools.HttpRequestParser(self)
         self.complete: deque[tuple[str, str, dict[str, str], bytes, bool]] = deque()
         """Method, target, headers, body and whether the connection may stay, of each whole request."""
@@ -134,6 +168,8 @@ class _Parser:
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
+        self._take(len(body))
+        self.body_bytes += len(body)
         self._body += body
         self._check_size(len(self._body))
 
@@ -168,6 +204,7 @@ class HttpListener:
         self._context = context
         self._waiting: dict[asyncio.StreamWriter, str] = {}  # by age
         self._connections_of: Counter[str] = Counter()
+        self._bodies = _Bodies()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -204,12 +241,12 @@ class HttpListener:
             writer.transport.abort()
             return
         self._connections_of[peer] += 1
+        parser = _Parser(self._max_body_bytes, partial(self._bodies.take, peer))
         try:
             self._waiting[writer] = peer
             if self._context is not None:
                 async with asyncio.timeout(ARRIVAL_SECONDS):
                     await writer.start_tls(self._context())
-            parser = _Parser(self._max_body_bytes)
             while await self._serve_one(parser, reader, writer, peer):
                 pass
         except (OSError, TimeoutError):
@@ -218,6 +255,7 @@ class HttpListener:
             log.exception("http_connection_failed")
         finally:
             self._waiting.pop(writer, None)
+            self._bodies.give_back(peer, parser.body_bytes)
             self._connections_of[peer] -= 1
             if not self._connections_of[peer]:
                 del self._connections_of[peer]
@@ -252,7 +290,13 @@ class HttpListener:
         self._waiting.pop(writer, None)
         method, target, headers, body, keeps = parser.complete.popleft()
         request = HttpRequest(method, target, headers, body, peer, certified_names(writer))
-        await _send(writer, await self._handle(request), keeps=keeps, has_body=method != "HEAD")
+        response = await self._handle(request)
+        if response.delay_seconds:
+            self._waiting[writer] = peer
+            await asyncio.sleep(response.delay_seconds)
+        await _send(writer, response, keeps=keeps, has_body=method != "HEAD")
+        self._bodies.give_back(peer, len(body))
+        parser.body_bytes -= len(body)
         return keeps
 
     async def _arrive(self, parser: _Parser, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

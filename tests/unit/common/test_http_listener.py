@@ -113,3 +113,34 @@ async def test_new_connection_replaces_the_oldest_idle_one(monkeypatch: pytest.M
             assert (await _answer(reader))[0] == 200
         for _, writer in connections:
             writer.close()
+
+
+async def test_bodies_of_a_peer_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that do not end, by many connections, as strangers may send them: others find room when these are gone."""
+    monkeypatch.setattr(http_listener, "MAX_BODIES_BYTES", 4 * 2 * 900)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 901\r\n\r\n"
+    async with _listening() as (host, port):
+        held = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n" + b"x" * 900)
+            assert (await _answer(reader))[0] == 200  # What was answered takes no room.
+            writer.write(head + b"x" * 900)
+            held.append(writer)
+        status = 200
+        async with asyncio.timeout(30):
+            while status == 200:  # Until the bytes of both have arrived.
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(head + b"x" * 901)
+                status, _ = await _answer(reader)
+                writer.close()
+        assert status == 503
+        for each in held:
+            each.close()
+        async with asyncio.timeout(30):
+            while status == 503:
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(head + b"x" * 901)
+                status, _ = await _answer(reader)
+                writer.close()
+        assert status == 200

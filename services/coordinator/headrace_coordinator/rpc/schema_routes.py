@@ -32,6 +32,7 @@ from headrace_server.http_listener import HttpRequest, HttpResponse
 from headrace_server.identity.gate import CANCELLED, Access, IdentityGate
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.methods import KIB, MIB, Method
+from headrace_server.requests import PENALTY_SECONDS
 
 from headrace_coordinator.core.schemas.errors import RegistryError
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -207,17 +208,21 @@ class SchemaRoutes:
             )
 
 
-def refuse(code: int, message: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
+def refuse(
+    code: int, message: str, headers: Mapping[str, str] | None = None, *, delay_seconds: float = 0.0
+) -> HttpResponse:
     """Return the response with an error; `code` is a status, or a code that begins with one."""
     body = json.dumps({"error_code": code, "message": message}).encode()
-    return HttpResponse(code if code < 1_000 else code // 100, body, {"Content-Type": JSON_TYPE, **(headers or {})})
+    status, headers = code if code < 1_000 else code // 100, {"Content-Type": JSON_TYPE, **(headers or {})}
+    return HttpResponse(status, body, headers, delay_seconds)
 
 
 def _refuse_error(error: HeadraceError) -> HttpResponse:
     message = str(error)
     match error:
         case UnauthenticatedError():
-            return refuse(40101, message, {"WWW-Authenticate": 'Basic realm="headrace"'})
+            challenge = {"WWW-Authenticate": 'Basic realm="headrace"'}
+            return refuse(40101, message, challenge, delay_seconds=PENALTY_SECONDS)
         case NotAuthorizedError():
             return refuse(40301, message)
         case ThrottledError():

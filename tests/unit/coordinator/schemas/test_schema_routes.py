@@ -1,4 +1,4 @@
-"""Requests to the schema registry before and after their handlers: acts in the audit log."""
+"""Requests to the schema registry before and after their handlers: acts in the audit log, delays of refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from headrace.wire.errors import ErrorCode, MetadataLimitError, Outcome, TimedOu
 from headrace_coordinator.core.schemas.errors import no_subject
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.schema_routes import ACT, RegistryCall, Route, SchemaRoutes
-from headrace_server.http_listener import HttpRequest
+from headrace_server.http_listener import HttpRequest, HttpResponse
+from headrace_server.identity.api_keys import make_api_key
+from headrace_server.requests import PENALTY_SECONDS
 from prometheus_client import CollectorRegistry
 
 from tests.unit.common.identity.test_gate import Known
@@ -67,3 +69,14 @@ async def test_an_act_whose_server_stops_is_in_the_audit_log() -> None:
     await asyncio.wait([serving])
     (event,) = known.gate.audit_log.take(10)
     assert (event.kind, event.error) == ("act", "CANCELLED")
+
+
+@pytest.mark.parametrize("api_key", ["", make_api_key()], ids=["no key", "a wrong key"])
+async def test_the_refusal_of_a_stranger_is_delayed(api_key: str) -> None:
+    """So that guesses by one connection cost the coordinator next to nothing."""
+
+    async def handle(call: RegistryCall) -> Any:
+        raise AssertionError("served")
+
+    response: HttpResponse = await routes_of(Known(), handle).handle(request_by(api_key))
+    assert (response.status, response.delay_seconds) == (401, PENALTY_SECONDS)
