@@ -326,9 +326,15 @@ def test_quota_life(headrace: Any, held: Any) -> None:
         "set_by": "root",
         "set_ms": CREATED_MS,
     }
+    for user, of, requests in (("billing", "billing", 500), ("other", "*", None)):
+        described = json.loads(headrace("quota", "describe", user, "--output", "json").out)
+        assert (described["user"], described["quota_of"], described["requests_per_second"]) == (user, of, requests)
     assert headrace("quota", "delete", "billing", stdin=b"\n", terminal=True).code == ExitCode.FAILED
     assert headrace("quota", "delete", "billing").out == "deleted the quota of billing\n"
     assert list(held.identity.quotas) == ["*"]
+    assert headrace("quota", "describe", "billing").out.splitlines()[1].split() == ["*", "-", "-", "-", "-"]
+    headrace("quota", "delete", "*", "--yes")
+    assert headrace("quota", "describe", "billing").out == "no quotas\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`headrace quota`: set, list, delete."""
+"""`headrace quota`: set, list, describe, delete."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,6 +90,45 @@ def list_quotas(session: Session) -> None:
     """
     with session.admin() as admin:
         quotas = admin.list_quotas()
+    session.show(Report([_row(quota) for quota in quotas], (_table(quotas),)))
+
+
+@app.command("describe")
+@command()
+def describe(session: Session, *, user: QuotaUser) -> None:
+    """Show the quota that applies to a user: its own, else that of '*'.
+
+    \b
+    Examples:
+      headrace quota describe billing
+      headrace quota describe billing --output json
+    """
+    with session.admin() as admin:
+        found = {quota.user: quota for quota in admin.list_quotas()}
+    applied = [found[name] for name in (user, "*") if name in found][:1]
+    document: dict[str, JsonValue] = {"user": user}
+    if applied:
+        document = {**_row(applied[0]), "user": user, "quota_of": applied[0].user}
+    session.show(Report(document, (_table(applied),)))
+
+
+@app.command("delete")
+@command()
+def delete(session: Session, *, user: QuotaUser, yes: Yes = False) -> None:
+    """Delete the quota of a user; that of '*' applies to it then. Asks first on a terminal.
+
+    \b
+    Examples:
+      headrace quota delete billing
+      headrace quota delete '*' --yes
+    """
+    confirm(f"Delete the quota of {user}?", yes=yes, otherwise="nothing was deleted")
+    with session.admin() as admin:
+        admin.delete_quota(user)
+    session.show_change({"deleted": user}, f"deleted the quota of {user}")
+
+
+def _table(quotas: "list[QuotaDescription]") -> TableSection:
     columns = (
         Column("USER", "user"),
         Column("PRODUCE", "produce"),
@@ -109,23 +148,7 @@ def list_quotas(session: Session) -> None:
         }
         for quota in quotas
     ]
-    session.show(Report([_row(quota) for quota in quotas], (TableSection(columns, shown, empty="no quotas"),)))
-
-
-@app.command("delete")
-@command()
-def delete(session: Session, *, user: QuotaUser, yes: Yes = False) -> None:
-    """Delete the quota of a user; that of '*' applies to it then. Asks first on a terminal.
-
-    \b
-    Examples:
-      headrace quota delete billing
-      headrace quota delete '*' --yes
-    """
-    confirm(f"Delete the quota of {user}?", yes=yes, otherwise="nothing was deleted")
-    with session.admin() as admin:
-        admin.delete_quota(user)
-    session.show_change({"deleted": user}, f"deleted the quota of {user}")
+    return TableSection(columns, shown, empty="no quotas")
 
 
 def _rate(option: str, text: str | None) -> int | None:
