@@ -410,17 +410,19 @@ FOR_ALL = {
 
 
 def test_every_route_needs_its_right(own_cluster: Callable[..., LocalCluster]) -> None:
-    """Each route is called with each role on all subjects, and without any grant."""
+    """Each route is called with each role on all subjects, without any grant, and with rights to other subjects."""
     import headrace
 
     cluster = own_cluster(brokers=1, identity=True)
     url, keys = cluster.schema_registry_urls[0], {}
     with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers, **cluster.client_settings) as admin:
-        for user in (*ROLES, "none"):
+        for user in (*ROLES, "none", "neighbour"):
             admin.create_user(f"as-{user}")
             keys[user] = admin.create_api_key(f"as-{user}").secret
-            if user != "none":
+            if user in ROLES:
                 admin.grant(f"as-{user}", user, "schema:*")
+        for resource in ("schema:s2", "topic:*", "group:*", "x*"):
+            admin.grant("as-neighbour", "developer", resource)
     routes = SchemaRequests(None, None, None).routes()  # type: ignore[arg-type]
     found, expected = {}, {}
     for route in routes:
@@ -432,5 +434,5 @@ def test_every_route_needs_its_right(own_cluster: Callable[..., LocalCluster]) -
                 expected[route.method, path, user] = route.name not in FOR_ALL
             else:
                 needed = RIGHTS.get(route.name, Operation.DESCRIBE)
-                expected[route.method, path, user] = user == "none" or not ROLES[user] & needed
+                expected[route.method, path, user] = user not in ROLES or not ROLES[user] & needed
     assert found == expected
