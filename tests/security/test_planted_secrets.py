@@ -1,4 +1,6 @@
-"""Secrets planted in a real cluster are in none of its texts: logs at debug level, errors, metrics, dumps, reprs."""
+"""Secrets planted in a real cluster are in none of its texts: logs at debug level, errors, metrics, dumps, reprs,
+spans, answers of the schema registry, files of a load.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,7 @@ from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.etcd_login import EtcdLogin
 
 from tests.integration.metastore import connected
+from tests.otlp_receiver import OtlpReceiver
 from tests.security.conftest import Witness
 from tests.security.test_identity_attacks import hello, session_frame
 from tests.security.test_native_attacks import connect, frames
@@ -53,7 +56,14 @@ COMMANDS = (
     ("user", "list", "--output", "json"),
     ("user", "key", "create", "canary", "--output", "yaml"),
     ("topic", "create", "denied"),
+    ("mirror", "list"),
+    ("mirror", "status", "west"),
+    ("mirror", "create", "west", "--source", "127.0.0.1:1", "--source-setting", "api_key_file=/keys/west"),
+    ("mirror", "list", "--output", "json"),
+    ("mirror", "status", "west", "--output", "json"),
 )
+TRACEPARENT = ("traceparent", f"00-{'4b' * 16}-{'00f067aa' * 2}-01")
+"""Metadata of a call whose caller is in a sampled trace."""
 
 
 @dataclass
@@ -61,6 +71,7 @@ class Planted:
     """A cluster, its secrets by name, and what it and its clients have written."""
 
     witness: Witness
+    receiver: OtlpReceiver
     secrets: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
 
@@ -93,14 +104,20 @@ def texts_of(error: BaseException) -> bytes:
 @pytest.fixture(scope="module")
 def planted() -> Iterator[Planted]:
     """A cluster that logs each call, with the administrator's API key, a user's, and what etcd has."""
-    settings = {"metrics_listen": "127.0.0.1:0", "log_level": "debug"}
-    of_coordinator = {**settings, "default_replication_factor": 1}
-    spec = LocalClusterSpec(
-        brokers=1, coordinators=1, identity=True, broker_settings=settings, coordinator_settings=of_coordinator
-    )
+    with OtlpReceiver() as receiver:
+        settings = {"metrics_listen": "127.0.0.1:0", "log_level": "debug", "otlp_endpoint": receiver.endpoint}
+        of_coordinator = {**settings, "default_replication_factor": 1}
+        spec = LocalClusterSpec(
+            brokers=1, coordinators=1, identity=True, broker_settings=settings, coordinator_settings=of_coordinator
+        )
+        yield from planted_in(spec, receiver)
+
+
+def planted_in(spec: LocalClusterSpec, receiver: OtlpReceiver) -> Iterator[Planted]:
+    """The cluster of the fixture, whose spans a receiver takes."""
     with LocalCluster(spec) as cluster:
         witness = Witness(cluster)
-        found = Planted(witness)
+        found = Planted(witness, receiver)
         with open(witness.settings["api_key_file"]) as file:
             found.plant("the administrator's API key", file.read().strip())
         asyncio.run(plant_of_etcd(found))
@@ -132,7 +149,7 @@ def call_with_everything(planted: Planted, key: str, user_id: str) -> None:
         sessions = auth_pb2_grpc.SessionServiceStub(channel)
         opened = sessions.OpenSession(auth_pb2.OpenSessionRequest(api_key=key), timeout=SECONDS)
         token = planted.plant("a session token", opened.token)
-        bearer = (("authorization", f"Bearer {token}"),)
+        bearer = (("authorization", f"Bearer {token}"), TRACEPARENT)
         who = sessions.WhoAmI(auth_pb2.WhoAmIRequest(), timeout=SECONDS, metadata=bearer)
         planted.texts["the answer to who am I"] = str(who).encode()
         for request in (auth_pb2.OpenSessionRequest(api_key=wrong), auth_pb2.OpenSessionRequest(jwt=jwt)):
@@ -142,14 +159,31 @@ def call_with_everything(planted: Planted, key: str, user_id: str) -> None:
         for text in (wrong, jwt, token[:-1], token + "A"):
             with pytest.raises(grpc.RpcError) as refused:
                 cluster_pb2_grpc.ClusterServiceStub(channel).GetMetadata(
-                    cluster_pb2.GetMetadataRequest(), timeout=SECONDS, metadata=(("authorization", f"Bearer {text}"),)
+                    cluster_pb2.GetMetadataRequest(),
+                    timeout=SECONDS,
+                    metadata=(("authorization", f"Bearer {text}"), TRACEPARENT),
                 )
             planted.texts[f"refused token of {len(text)}"] = texts_of(refused.value)
+    call_registry(planted, key, wrong, token, jwt)
     # A server logs the first refusal in ten seconds: the coordinator that of a key, the broker that of a token.
     for data in (hello(token[:-1]), hello(token) + session_frame(wrong.encode()), hello(wrong), hello(jwt)):
         with closing(connect(planted.witness.address("native"))) as connection:
             connection.sendall(data)
             assert "ERROR_CODE_UNAUTHENTICATED" in [code for _, code in frames(connection)]
+
+
+def call_registry(planted: Planted, key: str, *wrong: str) -> None:
+    """Ask the schema registry in each way in which it takes a proof, with a schema that is none."""
+    (url,) = planted.witness.cluster.schema_registry_urls
+    for number, secret in enumerate((key, *wrong)):
+        basic = base64.b64encode(f"canary:{secret}".encode()).decode()
+        planted.plant(f"basic authentication {number}", basic)
+        for header in (f"Bearer {secret}", f"Basic {basic}"):
+            request = urllib.request.Request(f"{url}/subjects/x/versions", b'{"schema": "{"}')
+            request.add_header("Authorization", header)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=SECONDS)
+            planted.texts[f"the registry's answer to {number}, {header[:6]}"] = refused.value.read()
 
 
 def use_clients(planted: Planted, settings: dict[str, str]) -> None:
@@ -197,8 +231,19 @@ def run_commands(
             run(command, SdkClients())
             out, err = capture.readouterr()
             planted.texts[f"{' '.join(command)} of {who}"] = out + err
+        load(planted, who, directory, capture)
         write_bundle(planted, who, directory)
         planted.texts[f"the output of doctor bundle of {who}"] = b"".join(capture.readouterr())
+
+
+def load(planted: Planted, who: str, directory: Path, capture: pytest.CaptureFixture[bytes]) -> None:
+    """Load the topic into a table of files, whose rows of positions and metadata are texts, too."""
+    table = directory / f"table of {who}"
+    run(("load", planted.witness.topic, "--to", str(table)), SdkClients())
+    planted.texts[f"the output of load of {who}"] = b"".join(capture.readouterr())
+    for file in table.rglob("*"):
+        if file.is_file():
+            planted.texts[f"{file.name} of {who}"] = file.read_bytes()
 
 
 def write_bundle(planted: Planted, who: str, directory: Path) -> None:
@@ -261,6 +306,8 @@ def test_no_planted_secret_is_printed(
                 planted.texts[f"{part.name} {path}"] = part.page(path).encode()
         planted.texts[f"the log of {part.name}"] = part.log_file.read_bytes()
     planted.texts["the audit log"] = read_audit_log(witness)
+    planted.receiver.wait_for(lambda spans: len(spans) >= 5)  # Of the calls with TRACEPARENT.
+    planted.texts["spans"] = b"".join(planted.receiver.bodies)
     planted.texts["the log of the clients"] = caplog.text.encode()
     for where in ("cluster dump of administrator", "user list --output json of administrator"):
         assert key.split("_")[1].encode() in planted.texts[where], f"{where} has no API keys"
