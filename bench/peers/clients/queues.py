@@ -43,7 +43,7 @@ def put_into_queue(task: Task) -> Iterator[int]:
 
 
 def get_from_queue(task: Task) -> Iterator[int]:
-    """Take what `put_into_queue` put out of the queue."""
+    """Take what `put_into_queue` has put into it."""
     queue = persistqueue.SQLiteQueue(task.topic, auto_commit=False)
     yield 0
     for _ in task.chunks():

@@ -54,7 +54,8 @@ async def test_each_record_has_its_place_whatever_it_is_sent_with(tmp_path):
         async with log.producer(batch_records=50, linger_ms=0) as producer:
             futures = []
             for number in range(3_000):
-                more = ({}, {}, {"key": b"k%d" % number}, {"headers": [("h", b"%d" % number)]}, {"timestamp_ms": number})
+                headers = [("h", b"%d" % number)]
+                more = ({}, {}, {"key": b"k%d" % number}, {"headers": headers}, {"timestamp_ms": number})
                 futures.append(await producer.send("clicks", b"%d" % number, **more[number % 5]))
             assert [(await future).offset for future in futures] == list(range(3_000))
         with pytest.raises(headrace.ClosedError):
