@@ -185,6 +185,9 @@ def test_import_keeps_ids_and_versions(headrace_cluster: LocalCluster, subject: 
     other = {"schema": json.dumps(WITH_COUNT | {"name": "Imported"}), "id": 1_000_007, "version": 6}
     status, answer = send(f"{url}/subjects/{subject}/versions", "POST", other)
     assert answer["error_code"] == 42205
+    without_id = {"schema": json.dumps(WITH_COUNT | {"name": "Imported"})}
+    status, answer = send(f"{url}/subjects/{subject}/versions", "POST", without_id)
+    assert (answer["error_code"], "is in import mode" in answer["message"]) == (42205, True)
 
 
 # method, path, body, error code

@@ -81,7 +81,8 @@ class SchemaStore:
             version: version that it must get, in mode IMPORT; 0: the next one.
 
         Raises:
-            RegistryError: If it is not valid or not compatible, or the mode forbids it.
+            RegistryError: If it is not valid or not compatible, or the mode forbids it. In mode IMPORT a new version
+                must have a given id or number, in the others neither.
             MetadataLimitError: If there are too many schemas, or etcd is nearly full.
             MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; has the outcome.
         """
@@ -95,8 +96,11 @@ class SchemaStore:
             if found is not None and schema_id in (0, found.schema_id) and version in (0, found.version):
                 return found.schema_id, found.version
             revisions = self._revisions(subject, checked)
-            self._check_mode(subject, is_import=bool(schema_id or version))
-            if self._view.mode(subject) != "IMPORT":
+            self._check_mode(subject)
+            is_import = self._view.mode(subject) == "IMPORT"
+            if is_import != bool(schema_id or version):
+                raise not_permitted(f"Subject {subject} is {'' if is_import else 'not '}in import mode")
+            if not is_import:
                 await self._check_compatible(subject, checked)
             if revisions != self._revisions(subject, checked):
                 return None  # The view changed meanwhile.
@@ -304,12 +308,9 @@ class SchemaStore:
 
     # --- transactions ---
 
-    def _check_mode(self, subject: str, *, is_import: bool = False) -> None:
-        mode = self._view.mode(subject)
-        if mode.startswith("READONLY"):
+    def _check_mode(self, subject: str) -> None:
+        if self._view.mode(subject).startswith("READONLY"):
             raise not_permitted(f"Subject {subject} is in read-only mode")
-        if is_import and mode != "IMPORT":
-            raise not_permitted(f"Subject {subject} is not in import mode")
 
     async def _rewrite(self, decide: Callable[[], Plan[ResultT]], deadline: float, what: str) -> ResultT:
         """Send what `decide` plans from the view until one transaction is applied, and return its result."""
