@@ -308,6 +308,34 @@ def test_what_the_source_does_not_have_any_more(source, headrace_cluster, topic_
     asyncio.run(run())
 
 
+def test_a_source_that_is_empty_behind_a_moved_start(source, headrace_cluster, topic_name):
+    """It is caught up without a record, so that a planned switch ends; later records of the source fit."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=servers) as mirrors,
+            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
+        ):
+            await there.create_topic(topic_name, partitions=2)
+            await mirrors.create(name, from_(source, topic_name))
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100))
+            async with working(name, servers):
+                await ends_at(mirrors.admin, topic_name, {0: 50, 1: 50})
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100, 200))
+            await there.delete_records(topic_name, {0: 100, 1: 100})
+            async with working(name, servers):
+                await ends_at(mirrors.admin, topic_name, {0: 100, 1: 100})
+                await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(200, 210))
+                await ends_at(mirrors.admin, topic_name, {0: 105, 1: 105})
+                (promoted,) = await mirrors.promote(name, wait=True)
+                assert promoted.is_promoted
+            records = await read_all(servers, topic_name)
+            assert sorted(int(each.value) for each in records) == list(range(200, 210))
+
+    asyncio.run(run())
+
+
 async def read_all(servers, topic):
     async with headrace.aio.Reader(topic, bootstrap_servers=servers) as reader:
         return [record async for record in reader]

@@ -200,6 +200,8 @@ class FollowedPartition:
         return int(self.log.log_end_offset)
 
     log_end_offset = visible_end
+    chain_crc = None
+    """The shared bounds do not have it."""
 
     @property
     def log_start_offset(self) -> int:

@@ -93,6 +93,11 @@ class DirectoryPartition:
         """Place of `visible_end` in the files."""
         return self.log.flushed_mark if self.topic.config.counts_flushed else self.log.end_mark
 
+    @property
+    def chain_crc(self) -> int:
+        """See `ReadablePartition`."""
+        return self.visible_mark.crc
+
     def is_changed(self) -> bool:
         """Return whether the bounds have changed since the last call."""
         shown, self._shown = self._shown, (self.visible_end, self.log_start_offset, self.deletions_end)

@@ -53,6 +53,10 @@ class ReadablePartition(Protocol):
         """End of the visible records."""
 
     @property
+    def chain_crc(self) -> int | None:
+        """Chain value at `visible_end`; `None` if it is not known."""
+
+    @property
     def log_start_offset(self) -> int:
         """First offset that can be read."""
 
@@ -361,6 +365,8 @@ class _Wanted:
                     outcome=Outcome.NOT_APPLIED,
                 )
             if asked.offset >= end_offset:
+                if partition.log_start_offset == asked.offset and partition.chain_crc is not None:
+                    result.chain_crc = partition.chain_crc
                 return
             if room <= 0:
                 self.does_not_fit = True

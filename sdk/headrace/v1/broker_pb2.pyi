@@ -214,7 +214,7 @@ class TopicFetchResult(_message.Message):
     def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionFetchResult(_message.Message):
-    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset", "diverged", "batches_size", "last_epoch", "deletions_end")
+    __slots__ = ("partition", "batches", "records", "high_watermark", "log_start_offset", "leader_epoch", "preferred_replica", "error", "next_offset", "diverged", "batches_size", "last_epoch", "deletions_end", "chain_crc")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class PartitionFetchResult(_message.Message):
     BATCHES_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     DELETIONS_END_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
     partition: int
     batches: bytes
     records: _containers.RepeatedCompositeFieldContainer[_topics_pb2.Record]
@@ -241,7 +242,8 @@ class PartitionFetchResult(_message.Message):
     batches_size: int
     last_epoch: int
     deletions_end: int
-    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., diverged: _Optional[_Union[EpochEnd, _Mapping]] = ..., batches_size: _Optional[int] = ..., last_epoch: _Optional[int] = ..., deletions_end: _Optional[int] = ...) -> None: ...
+    chain_crc: int
+    def __init__(self, partition: _Optional[int] = ..., batches: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[_topics_pb2.Record, _Mapping]]] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., preferred_replica: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., diverged: _Optional[_Union[EpochEnd, _Mapping]] = ..., batches_size: _Optional[int] = ..., last_epoch: _Optional[int] = ..., deletions_end: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
 
 class EpochEnd(_message.Message):
     __slots__ = ("leader_epoch", "end_offset")

@@ -14,6 +14,7 @@ from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import Operation, execute
 from headrace.client.net.transport import open_connections
 from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.batch import iter_batches
 from headrace.wire.errors import HeadraceError, InvalidRequestError
 from headrace.wire.table_keys import table_key
 from headrace.wire.zero_copy import SplicedMessage
@@ -70,3 +71,18 @@ def test_a_fetch_tells_of_removed_deletions(log: headrace.LogDirectory) -> None:
         producer.send("users", b"3", key=table_key(b"last", b"c")).result(WAIT)
     fetched = run(calls.fetch(0, 0, max_wait_ms=0, max_bytes=1_000))
     assert fetched.deletions_end == partition.log.deletions_end == 2
+
+
+def test_a_fetch_at_the_end_of_an_emptied_log_has_its_chain_value(log: headrace.LogDirectory) -> None:
+    """A copy that lacks records that were deleted can end there; with records the answer has no such value."""
+    log.admin.create_topic("clicks")
+    calls, run = calls_of(log, "clicks")
+    with log.producer() as producer:
+        for value in (b"1", b"2"):
+            producer.send("clicks", value).result(WAIT)
+    fetched = run(calls.fetch(0, 0, max_wait_ms=0, max_bytes=1_000))
+    *_, (last, _) = iter_batches(fetched.batches)
+    at_end = run(calls.fetch(0, 2, max_wait_ms=0, max_bytes=1_000))
+    assert (fetched.chain_crc, at_end.chain_crc) == (None, None)
+    log.admin.delete_records("clicks", {0: 2})
+    assert run(calls.fetch(0, 2, max_wait_ms=0, max_bytes=1_000)).chain_crc == last.chain_crc

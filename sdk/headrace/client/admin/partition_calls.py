@@ -40,6 +40,8 @@ class Fetched(NamedTuple):
     """-1 if it is not known yet."""
     deletions_end: int
     leader_epoch: int
+    chain_crc: int | None = None
+    """Chain value at the offset of the fetch, if the log is empty and ends there."""
 
 
 class CopyResult(NamedTuple):
@@ -88,6 +90,7 @@ class PartitionCalls:
             result.log_start_offset,
             result.deletions_end,
             result.leader_epoch,
+            result.chain_crc if result.HasField("chain_crc") else None,
         )
 
     def batch_with(self, number: int, offset: int) -> Operation[tuple[int, int] | None]:

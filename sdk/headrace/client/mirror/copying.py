@@ -149,9 +149,9 @@ class PartitionCopy:
                 batches = list(fitting(fetched.batches, self._end, until))
                 self.state.source_end_offset = fetched.high_watermark
                 self.state.answered_ms = time.time_ns() // 1_000_000
-                if not batches and until is not None and fetched.log_start_offset >= until:
-                    # The source has nothing left below `until`, and no batch after it that would have the chain value.
-                    batches = list(gap(self._end, LogPoint(until, 0), time.time_ns() // 1_000_000))
+                if fetched.chain_crc is not None:  # Empty: there is no batch that would have the chain value.
+                    end = LogPoint(fetched.log_start_offset, fetched.chain_crc)
+                    batches = list(gap(self._end, end, self.state.answered_ms))
                 if not batches:
                     await self._follow_log_start(fetched.log_start_offset)
                     self._progress(self.state)

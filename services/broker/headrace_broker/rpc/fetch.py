@@ -373,7 +373,11 @@ class FetchHandler:
         result.log_start_offset = replica.known_log_start
         result.leader_epoch = replica.leader_epoch
         result.next_offset = each.request.offset
-        result.deletions_end = partition.log.deletions_end if partition.log is not None else 0
+        if partition.log is not None:
+            result.deletions_end = partition.log.deletions_end
+            end = partition.log.end
+            if each.error is None and result.log_start_offset == end.offset == each.request.offset:
+                result.chain_crc = end.crc
         if rack and each.error is None:
             result.preferred_replica = self._prefer_replica(partition, each.request.offset, rack)
         if each.diverged is not None:

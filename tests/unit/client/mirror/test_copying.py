@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 from headrace.client.admin.partition_calls import CopyResult, Fetched
 from headrace.client.mirror.copying import CopyLimits, PartitionCopy
+from headrace.wire.batch import read_header
 from headrace.wire.errors import Outcome, TimedOutError
+from headrace.wire.ids import TopicPartition
 
 
 class FakeSide:
@@ -38,3 +40,28 @@ def test_a_copy_that_has_everything_is_well():
     with pytest.raises(TimedOutError):
         asyncio.run(one.run())
     assert told == [0]
+
+
+def test_a_source_that_is_empty_behind_a_moved_start_is_caught_up():
+    """The offsets become a gap with the chain value of the answer, so that the next record of the source fits."""
+    source = FakeSide(Fetched(b"", 9, 9, 0, 1, 0xC0FFEE))
+    target = FakeSide(CopyResult(5, 7, None), CopyResult(9, 0xC0FFEE, None))
+    appended = []
+    calls = SimpleNamespace(
+        topic="clicks",
+        fetch=lambda *arguments, **more: "fetch",
+        append=lambda number, batches, **more: appended.append(batches),
+    )
+    target.admin = source.admin = SimpleNamespace(list_offsets=no_offsets)
+    told = []
+    one = PartitionCopy(0, (source, calls), (target, calls), CopyLimits(), lambda state: told.append(state.lag))
+    asyncio.run(one.run(until=9))
+    assert told == [0]
+    (first, (batch,)) = appended
+    header = read_header(batch)
+    assert (first, header.base_offset, header.end_offset) == ([], 5, 9)
+    assert (header.previous_crc, header.chain_crc, header.record_count) == (7, 0xC0FFEE, 0)
+
+
+async def no_offsets(topic, at, partitions):
+    return {TopicPartition(topic, 0): SimpleNamespace(offset=9)}
