@@ -368,3 +368,23 @@ def test_retention_removes_old_segments(tmp_path):
         assert partition.log_start_offset > 0
         first = next(iter(log.reader("clicks")))
         assert first.offset <= partition.log_start_offset < 5000
+
+
+def test_times_of_records_and_lags_of_groups(tmp_path):
+    """By offset; a group's lag has the age of its first unread record."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks")
+        clicks = headrace.TopicPartition("clicks", 0)
+        for at_ms in (1_000, 2_000):
+            with log.producer() as producer:
+                producer.send("clicks", b"v", timestamp_ms=at_ms).result(WAIT)
+        assert [log.admin.record_times("clicks", {0: offset}) for offset in range(3)] == [
+            {clicks: 1_000},
+            {clicks: 2_000},
+            {},
+        ]
+        log.admin.reset_group_offsets("billing", {clicks: 1})
+        (lag,) = log.admin.group_lag("billing")
+        now_ms = time.time_ns() // 1_000_000
+        assert (lag.records, lag.problem) == (1, "")
+        assert abs(now_ms - 2_000 - lag.behind_ms) < 60_000

@@ -33,6 +33,7 @@ from headrace.client.admin.identity import (
 from headrace.client.admin.identity_operations import AdminIdentityOperations
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.processes import LogLevelResult, ProcessDescription, ProcessSteps
+from headrace.client.admin.record_times import record_times
 from headrace.client.admin.replication import (
     DiskInfo,
     DrainResult,
@@ -261,6 +262,25 @@ class Admin:
         """
         found = self._operations.find_offsets(topic, at, by=by, partitions=partitions, timeout=timeout)
         return self._run(found)[1]
+
+    def record_times(
+        self, topic: str, offsets: Mapping[int, int], *, timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the timestamps of records, or of the first ones after them, in ms since 1970.
+
+        One batch of each partition is fetched. A partition is omitted if there is no such record, or its batch cannot
+        be decoded.
+
+        Args:
+            topic: name of the topic.
+            offsets: offset of the record by partition.
+            timeout: in seconds, for each request.
+
+        Raises:
+            OffsetOutOfRangeError: If an offset is outside its partition's log.
+        """
+        times = self._run(record_times(self._operations, self._config.client_id, topic, offsets, timeout))
+        return {TopicPartition(topic, number): at_ms for number, at_ms in times.items()}
 
     def delete_records(
         self, topic: str, before: Mapping[int, int], *, timeout: float | None = None

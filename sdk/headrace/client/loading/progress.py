@@ -12,11 +12,11 @@ class PartitionProgress(NamedTuple):
 
     partition: int
     position: int
-    """First offset that is not in the table, once what was read is committed."""
+    """First offset that is not in the table."""
     lag_records: int | None
-    """Records behind it; `None` if it is not known."""
+    """Records that are not in the table; `None` if it is not known."""
     lag_ms: int | None
-    """Age of the newest record that was read, in ms; 0 without lag, `None` if none was read yet."""
+    """Age of the oldest record that is not in the table, in ms; 0 without lag, `None` if its time is not known."""
 
 
 class LoadProgress(NamedTuple):

@@ -18,6 +18,7 @@ from headrace.client.loading.row_writer import RowWriter
 from headrace.client.loading.tables.errors import LoadError
 from headrace.client.loading.tables.places import AnyAttempt, discard
 from headrace.client.loading.tables.state import Source, TableState
+from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ class TopicLoad:
         self._options = options
         self._attempt: AnyAttempt | None = None
         self._writer: RowWriter | None = None
-        self._newest_ms: dict[int, int] = {}
         self._new_files = COMPACTION_FILES
         self._source = self._source_now()
         self._columns_text = self._columns_now()
@@ -116,7 +116,6 @@ class TopicLoad:
             keeps = self._options.format == LoadFormat.ICEBERG
             self._writer = RowWriter(self._attempt, self._columns, self._directories, keeps_columns=keeps)
         self._writer.write(self._rows(decoded))
-        self._newest_ms[decoded.source.partition] = decoded.columns.header.max_timestamp_ms
         self.positions[decoded.source.partition] = decoded.end_offset
 
     def _rows(self, decoded: DecodedBatch) -> Any:
@@ -197,16 +196,20 @@ class TopicLoad:
 
     def progress(self, rows: int = 0, files: int = 0, seconds: float = 0.0) -> LoadProgress:
         """Return how far each partition is behind its log, with the figures of a commit."""
-        ends = self.offsets("latest")
+        starts, ends = self.offsets("earliest"), self.offsets("latest")
+        positions = {
+            number: self._state.positions.get(str(number), at) for number, at in sorted(self.positions.items())
+        }
+        behind = {number: at for number, at in positions.items() if at < ends.get(number, 0)}
+        oldest = {number: max(at, starts.get(number, 0)) for number, at in behind.items()}
+        times = self._admin.record_times(self.topic, oldest) if oldest else {}
         now_ms = time.time_ns() // 1_000_000
         found = []
-        for partition, position in sorted(self.positions.items()):
-            end, newest_ms = ends.get(partition), self._newest_ms.get(partition)
-            records = None if end is None else max(0, end - position)
-            behind_ms = 0 if records == 0 else None
-            if records and newest_ms is not None:
-                behind_ms = max(0, now_ms - newest_ms)
-            found.append(PartitionProgress(partition, position, records, behind_ms))
+        for number, position in positions.items():
+            at_ms = times.get(TopicPartition(self.topic, number))
+            lag_ms = 0 if number not in behind else None if at_ms is None else max(0, now_ms - at_ms)
+            lag = max(0, ends[number] - position) if number in ends else None
+            found.append(PartitionProgress(number, position, lag, lag_ms))
         return LoadProgress(self.topic, rows, files, seconds, tuple(found))
 
     def offsets(self, at: str) -> dict[int, int]:

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import duckdb
 import headrace
@@ -252,6 +254,58 @@ def test_partitions_that_are_added_when_a_load_begins_are_for_the_next_one(log, 
     assert loaded()[0].rows == 6
     monkeypatch.undo()
     assert loaded()[0].rows == 1
+
+
+def break_a_batch(log):
+    """Send three records, each a batch, and break the second one on disk."""
+    for value in (b"1", b"broken", b"3"):
+        with log.producer() as producer:
+            producer.send("clicks", value, partition=0).result(DEADLINE_SECONDS)
+    for path in Path(log.bootstrap_servers.removeprefix("dir:")).glob("*/*.log"):
+        path.write_bytes(path.read_bytes().replace(b"broken", b"br0ken"))
+
+
+def test_a_corrupt_batch_ends_a_load_or_is_skipped(log, loaded, tmp_path):
+    """The error names the option; with it all other records are in the table, and the next load continues."""
+    break_a_batch(log)
+    with pytest.raises(headrace.CorruptBatchError) as caught:
+        loaded()
+    assert "--skip-corrupt" in caught.value.action
+    (summary,) = loaded(on_corrupt_batch="skip")
+    assert (summary.rows, summary.lag_records) == (2, 0)
+    assert numbers(read(tmp_path, "parquet")) == [1, 3]
+    assert loaded()[0].commits == 0
+
+
+def test_the_command_skips_corrupt_batches(tmp_path):
+    """Without the option it ends with an error that names it."""
+    directory, table = str(tmp_path / "log"), str(tmp_path / "table")
+    with headrace.open(directory) as log:
+        log.admin.create_topic("clicks")
+        break_a_batch(log)
+        command = headrace_command("load", "clicks", "--to", table, "--dir", directory, "-o", "json")
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert refused.returncode != 0
+        assert "--skip-corrupt" in refused.stderr
+        done = subprocess.run([*command, "--skip-corrupt"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (summary,) = json.loads(done.stdout.splitlines()[-1])["loaded"]
+    assert (summary["rows"], summary["partitions"][0]["position"]) == (2, 3)
+
+
+def test_the_lag_is_the_age_of_the_oldest_record_that_is_not_in_the_table(log, loaded):
+    """By its timestamp, whatever was read last; a partition without such records has none."""
+    send(log, 0, 3)
+    loaded()
+    for at_ms in (AT_MS, AT_MS + 60_000):
+        with log.producer() as producer:
+            producer.send("clicks", b"0", partition=1, timestamp_ms=at_ms)
+    before_ms = time.time_ns() // 1_000_000
+    (summary,) = loaded(until=1)
+    lags = {each.partition: (each.position, each.lag_records, each.lag_ms) for each in summary.partitions}
+    assert (lags[0], lags[2]) == ((1, 0, 0), (1, 0, 0))
+    assert lags[1][:2] == (1, 2)
+    assert before_ms - AT_MS <= lags[1][2] <= time.time_ns() // 1_000_000 - AT_MS
 
 
 def test_a_log_that_lost_records_is_refused(log, loaded, monkeypatch):
