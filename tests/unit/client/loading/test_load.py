@@ -434,6 +434,27 @@ def test_the_command_follows_until_ctrl_c(tmp_path):
     assert (loaded["rows"], loaded["table_rows"], loaded["lag_records"]) == (9, 9, 0)
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_the_command_needs_no_pandas(tmp_path, table_format):
+    """It is not imported where it is installed, which would take 40 MB."""
+    directory = str(tmp_path / "log")
+    with headrace.open(directory) as log:
+        log.admin.create_topic("clicks", partitions=3)
+        for hour in range(2):
+            send(log, 3 * hour, 3, AT_MS + hour * 3_600_000)
+    arguments = ["load", "clicks", "--to", str(tmp_path / "table"), "--dir", directory, "--format", table_format]
+    program = f"""
+import sys
+from typer.testing import CliRunner
+from headrace.cli.main import app
+result = CliRunner().invoke(app, {arguments!r})
+print(result.exit_code, "pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "False"]
+    assert numbers(read(tmp_path, table_format)) == list(range(6))
+
+
 def test_the_command_says_what_is_wrong(tmp_path):
     """In a sentence, with an exit code: the topic does not exist."""
     with headrace.open(str(tmp_path / "log")):
