@@ -58,6 +58,8 @@ def test_a_bundle_of_a_cluster_with_a_dead_broker(
     assert any("broker-2" in each["reason"] or "broker 2" in each["reason"] for each in told["problems"])
     processes = {each["name"]: each for each in json.loads(files["processes.json"])}
     assert processes["broker-1"]["disk"]["free_bytes"] > 0
+    assert processes["broker-1"]["settings"]["metrics_listen"] == METRICS["metrics_listen"]
+    assert processes["coordinator-a"]["settings"]["coordinator_id"] == "a"
     assert json.loads(files["topics/clicks.json"])["configs"]
     assert json.loads(files["groups/billing.json"])["partitions"]
     assert {"logs/broker-1.log", "logs/broker-2.log", "logs/coordinator-a.log", "logs/sidecar.log"} <= set(files)

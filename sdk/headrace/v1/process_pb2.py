@@ -14,33 +14,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/process.proto\x12\x0bheadrace.v1\"A\n\x16\x44\x65scribeProcessRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x14\n\x0cmeasure_disk\x18\x02 \x01(\x08\"\xef\x03\n\x17\x44\x65scribeProcessResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x12\n\nstarted_ms\x18\x06 \x01(\x03\x12\x0e\n\x06now_ms\x18\x07 \x01(\x03\x12\x11\n\tlog_level\x18\x08 \x01(\t\x12\x1a\n\x12log_level_until_ms\x18\t \x01(\x03\x12\x12\n\nopen_files\x18\n \x01(\x03\x12\x16\n\x0emax_open_files\x18\x0b \x01(\x03\x12.\n\x06health\x18\x0c \x03(\x0b\x32\x1e.headrace.v1.HealthDescription\x12/\n\x04\x64isk\x18\r \x01(\x0b\x32\x1c.headrace.v1.DiskDescriptionH\x00\x88\x01\x01\x12\x30\n\x04\x65tcd\x18\x0e \x03(\x0b\x32\".headrace.v1.EtcdMemberDescription\x12\x39\n\x0c\x63\x65rtificates\x18\x0f \x03(\x0b\x32#.headrace.v1.CertificateDescription\x12,\n\x0bopen_access\x18\x10 \x03(\x0e\x32\x17.headrace.v1.OpenAccessB\x07\n\x05_disk\"V\n\x11HealthDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x06\x63\x61uses\x18\x02 \x03(\x0b\x32#.headrace.v1.HealthCauseDescription\"8\n\x16HealthCauseDescription\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\"\xf5\x01\n\x0f\x44iskDescription\x12\x10\n\x08\x64\x61ta_dir\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x12\n\nfree_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12refuse_below_bytes\x18\x04 \x01(\x03\x12\x1a\n\x12resume_above_bytes\x18\x05 \x01(\x03\x12\x10\n\x08\x66sync_us\x18\x06 \x01(\x03\x12\x12\n\nfilesystem\x18\x07 \x01(\t\x12\x14\n\x0coffline_logs\x18\x08 \x01(\x05\x12\x16\n\x0eunclaimed_logs\x18\t \x01(\x05\x12\x1b\n\x13unclaimed_topic_ids\x18\n \x03(\x0c\"\xe0\x01\n\x15\x45tcdMemberDescription\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x13\n\x0b\x61nswered_us\x18\x04 \x01(\x03\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x05 \x01(\x03\x12\x1b\n\x13\x64\x61tabase_used_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bquota_bytes\x18\x07 \x01(\x03\x12\x12\n\nhas_leader\x18\x08 \x01(\x08\x12\x12\n\nis_learner\x18\t \x01(\x08\x12\x0e\n\x06\x61larms\x18\n \x03(\t\"Z\n\x16\x43\x65rtificateDescription\x12\x0b\n\x03use\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x14\n\x0cnot_after_ms\x18\x04 \x01(\x03\"[\n\x12SetLogLevelRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x03\x12\x0e\n\x06server\x18\x04 \x01(\t\";\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t*\x88\x02\n\nOpenAccess\x12\x1b\n\x17OPEN_ACCESS_UNSPECIFIED\x10\x00\x12#\n\x1fOPEN_ACCESS_CLIENTS_WITHOUT_TLS\x10\x01\x12#\n\x1fOPEN_ACCESS_SERVERS_WITHOUT_TLS\x10\x02\x12 \n\x1cOPEN_ACCESS_ETCD_WITHOUT_TLS\x10\x03\x12\"\n\x1eOPEN_ACCESS_ETCD_WITHOUT_USERS\x10\x04\x12(\n$OPEN_ACCESS_METRICS_WITHOUT_IDENTITY\x10\x05\x12#\n\x1fOPEN_ACCESS_METRICS_WITHOUT_TLS\x10\x06\x32\xc0\x01\n\x0eProcessService\x12\\\n\x0f\x44\x65scribeProcess\x12#.headrace.v1.DescribeProcessRequest\x1a$.headrace.v1.DescribeProcessResponse\x12P\n\x0bSetLogLevel\x12\x1f.headrace.v1.SetLogLevelRequest\x1a .headrace.v1.SetLogLevelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/process.proto\x12\x0bheadrace.v1\"A\n\x16\x44\x65scribeProcessRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x14\n\x0cmeasure_disk\x18\x02 \x01(\x08\"\xe6\x04\n\x17\x44\x65scribeProcessResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x16\n\x0epython_version\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x12\n\nstarted_ms\x18\x06 \x01(\x03\x12\x0e\n\x06now_ms\x18\x07 \x01(\x03\x12\x11\n\tlog_level\x18\x08 \x01(\t\x12\x1a\n\x12log_level_until_ms\x18\t \x01(\x03\x12\x12\n\nopen_files\x18\n \x01(\x03\x12\x16\n\x0emax_open_files\x18\x0b \x01(\x03\x12.\n\x06health\x18\x0c \x03(\x0b\x32\x1e.headrace.v1.HealthDescription\x12/\n\x04\x64isk\x18\r \x01(\x0b\x32\x1c.headrace.v1.DiskDescriptionH\x00\x88\x01\x01\x12\x30\n\x04\x65tcd\x18\x0e \x03(\x0b\x32\".headrace.v1.EtcdMemberDescription\x12\x39\n\x0c\x63\x65rtificates\x18\x0f \x03(\x0b\x32#.headrace.v1.CertificateDescription\x12,\n\x0bopen_access\x18\x10 \x03(\x0e\x32\x17.headrace.v1.OpenAccess\x12\x44\n\x08settings\x18\x11 \x03(\x0b\x32\x32.headrace.v1.DescribeProcessResponse.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x07\n\x05_disk\"V\n\x11HealthDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x33\n\x06\x63\x61uses\x18\x02 \x03(\x0b\x32#.headrace.v1.HealthCauseDescription\"8\n\x16HealthCauseDescription\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\"\xf5\x01\n\x0f\x44iskDescription\x12\x10\n\x08\x64\x61ta_dir\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x03\x12\x12\n\nfree_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12refuse_below_bytes\x18\x04 \x01(\x03\x12\x1a\n\x12resume_above_bytes\x18\x05 \x01(\x03\x12\x10\n\x08\x66sync_us\x18\x06 \x01(\x03\x12\x12\n\nfilesystem\x18\x07 \x01(\t\x12\x14\n\x0coffline_logs\x18\x08 \x01(\x05\x12\x16\n\x0eunclaimed_logs\x18\t \x01(\x05\x12\x1b\n\x13unclaimed_topic_ids\x18\n \x03(\x0c\"\xe0\x01\n\x15\x45tcdMemberDescription\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x13\n\x0b\x61nswered_us\x18\x04 \x01(\x03\x12\x16\n\x0e\x64\x61tabase_bytes\x18\x05 \x01(\x03\x12\x1b\n\x13\x64\x61tabase_used_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bquota_bytes\x18\x07 \x01(\x03\x12\x12\n\nhas_leader\x18\x08 \x01(\x08\x12\x12\n\nis_learner\x18\t \x01(\x08\x12\x0e\n\x06\x61larms\x18\n \x03(\t\"Z\n\x16\x43\x65rtificateDescription\x12\x0b\n\x03use\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x14\n\x0cnot_after_ms\x18\x04 \x01(\x03\"[\n\x12SetLogLevelRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x03\x12\x0e\n\x06server\x18\x04 \x01(\t\";\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t*\x88\x02\n\nOpenAccess\x12\x1b\n\x17OPEN_ACCESS_UNSPECIFIED\x10\x00\x12#\n\x1fOPEN_ACCESS_CLIENTS_WITHOUT_TLS\x10\x01\x12#\n\x1fOPEN_ACCESS_SERVERS_WITHOUT_TLS\x10\x02\x12 \n\x1cOPEN_ACCESS_ETCD_WITHOUT_TLS\x10\x03\x12\"\n\x1eOPEN_ACCESS_ETCD_WITHOUT_USERS\x10\x04\x12(\n$OPEN_ACCESS_METRICS_WITHOUT_IDENTITY\x10\x05\x12#\n\x1fOPEN_ACCESS_METRICS_WITHOUT_TLS\x10\x06\x32\xc0\x01\n\x0eProcessService\x12\\\n\x0f\x44\x65scribeProcess\x12#.headrace.v1.DescribeProcessRequest\x1a$.headrace.v1.DescribeProcessResponse\x12P\n\x0bSetLogLevel\x12\x1f.headrace.v1.SetLogLevelRequest\x1a .headrace.v1.SetLogLevelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.process_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_OPENACCESS']._serialized_start=1475
-  _globals['_OPENACCESS']._serialized_end=1739
+  _globals['_DESCRIBEPROCESSRESPONSE_SETTINGSENTRY']._options = None
+  _globals['_DESCRIBEPROCESSRESPONSE_SETTINGSENTRY']._serialized_options = b'8\001'
+  _globals['_OPENACCESS']._serialized_start=1594
+  _globals['_OPENACCESS']._serialized_end=1858
   _globals['_DESCRIBEPROCESSREQUEST']._serialized_start=42
   _globals['_DESCRIBEPROCESSREQUEST']._serialized_end=107
   _globals['_DESCRIBEPROCESSRESPONSE']._serialized_start=110
-  _globals['_DESCRIBEPROCESSRESPONSE']._serialized_end=605
-  _globals['_HEALTHDESCRIPTION']._serialized_start=607
-  _globals['_HEALTHDESCRIPTION']._serialized_end=693
-  _globals['_HEALTHCAUSEDESCRIPTION']._serialized_start=695
-  _globals['_HEALTHCAUSEDESCRIPTION']._serialized_end=751
-  _globals['_DISKDESCRIPTION']._serialized_start=754
-  _globals['_DISKDESCRIPTION']._serialized_end=999
-  _globals['_ETCDMEMBERDESCRIPTION']._serialized_start=1002
-  _globals['_ETCDMEMBERDESCRIPTION']._serialized_end=1226
-  _globals['_CERTIFICATEDESCRIPTION']._serialized_start=1228
-  _globals['_CERTIFICATEDESCRIPTION']._serialized_end=1318
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=1320
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=1411
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1413
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1472
-  _globals['_PROCESSSERVICE']._serialized_start=1742
-  _globals['_PROCESSSERVICE']._serialized_end=1934
+  _globals['_DESCRIBEPROCESSRESPONSE']._serialized_end=724
+  _globals['_DESCRIBEPROCESSRESPONSE_SETTINGSENTRY']._serialized_start=668
+  _globals['_DESCRIBEPROCESSRESPONSE_SETTINGSENTRY']._serialized_end=715
+  _globals['_HEALTHDESCRIPTION']._serialized_start=726
+  _globals['_HEALTHDESCRIPTION']._serialized_end=812
+  _globals['_HEALTHCAUSEDESCRIPTION']._serialized_start=814
+  _globals['_HEALTHCAUSEDESCRIPTION']._serialized_end=870
+  _globals['_DISKDESCRIPTION']._serialized_start=873
+  _globals['_DISKDESCRIPTION']._serialized_end=1118
+  _globals['_ETCDMEMBERDESCRIPTION']._serialized_start=1121
+  _globals['_ETCDMEMBERDESCRIPTION']._serialized_end=1345
+  _globals['_CERTIFICATEDESCRIPTION']._serialized_start=1347
+  _globals['_CERTIFICATEDESCRIPTION']._serialized_end=1437
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=1439
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=1530
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1532
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1591
+  _globals['_PROCESSSERVICE']._serialized_start=1861
+  _globals['_PROCESSSERVICE']._serialized_end=2053
 # @@protoc_insertion_point(module_scope)

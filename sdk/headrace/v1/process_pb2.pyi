@@ -32,7 +32,14 @@ class DescribeProcessRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., measure_disk: bool = ...) -> None: ...
 
 class DescribeProcessResponse(_message.Message):
-    __slots__ = ("name", "version", "python_version", "host", "pid", "started_ms", "now_ms", "log_level", "log_level_until_ms", "open_files", "max_open_files", "health", "disk", "etcd", "certificates", "open_access")
+    __slots__ = ("name", "version", "python_version", "host", "pid", "started_ms", "now_ms", "log_level", "log_level_until_ms", "open_files", "max_open_files", "health", "disk", "etcd", "certificates", "open_access", "settings")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +56,7 @@ class DescribeProcessResponse(_message.Message):
     ETCD_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     OPEN_ACCESS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     python_version: str
@@ -65,7 +73,8 @@ class DescribeProcessResponse(_message.Message):
     etcd: _containers.RepeatedCompositeFieldContainer[EtcdMemberDescription]
     certificates: _containers.RepeatedCompositeFieldContainer[CertificateDescription]
     open_access: _containers.RepeatedScalarFieldContainer[OpenAccess]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., python_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., log_level: _Optional[str] = ..., log_level_until_ms: _Optional[int] = ..., open_files: _Optional[int] = ..., max_open_files: _Optional[int] = ..., health: _Optional[_Iterable[_Union[HealthDescription, _Mapping]]] = ..., disk: _Optional[_Union[DiskDescription, _Mapping]] = ..., etcd: _Optional[_Iterable[_Union[EtcdMemberDescription, _Mapping]]] = ..., certificates: _Optional[_Iterable[_Union[CertificateDescription, _Mapping]]] = ..., open_access: _Optional[_Iterable[_Union[OpenAccess, str]]] = ...) -> None: ...
+    settings: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., python_version: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., started_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., log_level: _Optional[str] = ..., log_level_until_ms: _Optional[int] = ..., open_files: _Optional[int] = ..., max_open_files: _Optional[int] = ..., health: _Optional[_Iterable[_Union[HealthDescription, _Mapping]]] = ..., disk: _Optional[_Union[DiskDescription, _Mapping]] = ..., etcd: _Optional[_Iterable[_Union[EtcdMemberDescription, _Mapping]]] = ..., certificates: _Optional[_Iterable[_Union[CertificateDescription, _Mapping]]] = ..., open_access: _Optional[_Iterable[_Union[OpenAccess, str]]] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class HealthDescription(_message.Message):
     __slots__ = ("name", "causes")

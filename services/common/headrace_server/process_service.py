@@ -10,7 +10,7 @@ import os
 import platform
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class ProcessParts:
     """Describes what the process leaves open."""
     tls: ServiceTls = field(default_factory=ServiceTls)
     """Identities whose certificates are described."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings as text, without secrets."""
 
 
 class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
@@ -88,6 +90,7 @@ class ProcessServicer(process_pb2_grpc.ProcessServiceServicer):
             etcd=[_etcd_member(found) for found in await parts.describe_etcd()],
             certificates=[_certificate(found) for found in parts.tls.describe()],
             open_access=parts.describe_open_access(),
+            settings=parts.settings,
         )
         if parts.describe_disk is not None:
             response.disk.CopyFrom(await self._describe_disk(parts.describe_disk, request.measure_disk))

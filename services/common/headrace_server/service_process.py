@@ -46,6 +46,7 @@ from headrace_server.open_access import open_access
 from headrace_server.process_service import ProcessParts, add_process_service
 from headrace_server.rpc import RpcServer
 from headrace_server.service_settings import ServiceSettings
+from headrace_server.settings import settings_as_text
 from headrace_server.span_export import exported_spans
 from headrace_server.telemetry import LogInterval, configure_logging
 from headrace_server.tls import ServiceTls, watched_tls
@@ -195,6 +196,7 @@ class ServiceProcess:
                 describe_disk=describe_disk,
                 describe_open_access=self._describe_open_access,
                 tls=self.tls,
+                settings=settings_as_text(self.settings),
             ),
         )
 

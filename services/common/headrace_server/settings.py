@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 SettingsT = TypeVar("SettingsT")
+_IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+"""User and password of a URL."""
 
 
 def _split_commas(value: object) -> object:
@@ -111,6 +114,15 @@ def describe_settings(cls: type[Any]) -> str:
             default = "required"
         lines.append(f"| `{field.name}` | {_type_name(base)} | {default} | {bounds or ''} | {description} |")
     return "\n".join(lines) + "\n"
+
+
+def settings_as_text(settings: Any) -> dict[str, str]:
+    """Return the settings of a process by name, for administrators: a password in a URL is left out."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    texts = {
+        name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for name, value in values.items()
+    }
+    return {name: _IN_URL.sub("[left out]", text) for name, text in texts.items()}
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Settings come from one place each, are checked whole, and every error names the culprit and the way out."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 import headrace_broker.__main__
@@ -16,6 +17,7 @@ from headrace_server.settings import (
     check_advertised_address,
     describe_settings,
     load_settings,
+    settings_as_text,
 )
 from pydantic import Field
 
@@ -141,3 +143,17 @@ def test_commands_that_do_not_listen_need_no_advertised_address(settings):
     """In a pod `run` alone has the address, from a file that its container reads."""
     own = {"broker_id": 1, "data_dir": "d"} if settings is BrokerSettings else {"coordinator_id": "a"}
     load_settings(settings, overrides={**own, "listen": "0.0.0.0:7181"})
+
+
+def test_settings_are_shown_without_secrets():
+    """As text, each by its name; a password in a URL is left out, and other secrets are in files."""
+    settings = BrokerSettings(
+        broker_id=1, data_dir="d", etcd_endpoints=("a:1", "b:2"), otlp_endpoint="https://ann:s3cret@collector:4318"
+    )
+    shown = settings_as_text(settings)
+    assert (shown["broker_id"], shown["etcd_endpoints"]) == ("1", "a:1,b:2")
+    assert shown["otlp_endpoint"] == "https://[left out]@collector:4318"
+    for cls in MAIN:
+        secret = re.compile("password|secret|token|api_key|private")
+        names = [field.name for field in fields(cls) if secret.search(field.name)]
+        assert [name for name in names if not re.search("_files?$|_ms$|_count$|_bytes$", name)] == []

@@ -1,7 +1,8 @@
 """State and log level of the processes of a cluster, as `Admin.describe_processes` returns them. No I/O."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from headrace.client.admin.identity import posture_name
 from headrace.client.base.config import ClientConfig
@@ -105,6 +106,8 @@ class ProcessDescription:
     open_access: tuple[str, ...] = ()
     """What is open beyond loopback addresses: `clients_without_tls`, `servers_without_tls`, `etcd_without_tls`,
     `etcd_without_users`, `metrics_without_identity`, `metrics_without_tls`."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings by name, as text, without secrets; empty of an earlier release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,4 +253,5 @@ def _read(answer: process_pb2.DescribeProcessResponse, address: str, now_ms: int
             for each in answer.open_access
             if each in process_pb2.OpenAccess.values()  # A newer server may report more.
         ),
+        settings=dict(sorted(answer.settings.items())),
     )

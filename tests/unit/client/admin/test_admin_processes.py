@@ -35,7 +35,7 @@ class Servers:
             return cluster
         name = self.names[step.address]
         if step.method == "DescribeProcess":
-            return process_pb2.DescribeProcessResponse(name=name, version="0.1.0")
+            return process_pb2.DescribeProcessResponse(name=name, version="0.1.0", settings={"lease_ttl_ms": "3000"})
         if step.method == "WhoAmI":
             if step.address in self.silent:
                 raise FailedCallError(grpc.StatusCode.UNAVAILABLE)
@@ -55,7 +55,8 @@ def test_who_shares_an_address_is_not_taken_for_who_answers(behind, other):
     assert {each.name: each.answered_by for each in found} == {"broker-1": "", behind: "", other: behind}
     (missed,) = [each for each in found if each.answered_by]
     assert missed.error == f"{behind} responds at {SHARED}"
-    assert missed.version == ""
+    assert (missed.version, missed.settings) == ("", {})
+    assert all(each.settings == {"lease_ttl_ms": "3000"} for each in found if not each.answered_by)
 
 
 def test_each_process_says_its_own_posture():

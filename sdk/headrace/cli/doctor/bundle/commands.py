@@ -59,10 +59,10 @@ def bundle(
 ) -> None:
     """Write an archive about the cluster that can be sent on, without data and secrets.
 
-    It has what doctor finds, the state of each process, topics with their settings, partitions and the logs of their
-    replicas, groups, the keys in etcd, grants and quotas if there is a credential, metrics, the newest part of log
-    files, and versions. README.txt in it says what each file is. It has no keys, values or headers of records, no rows,
-    API keys, tokens or passwords. Names of topics, groups, users and hosts are in it.
+    It has what doctor finds, state and settings of each process, topics with their settings, partitions and the logs of
+    their replicas, groups, the keys in etcd, grants and quotas if there is a credential, metrics, the newest part of
+    log files, and versions. README.txt in it says what each file is. It has no keys, values or headers of records, no
+    rows, API keys, tokens or passwords. Names of topics, groups, users and hosts are in it.
 
     What cannot be got is in problems.json, and the archive is written all the same: exit code 1, or 3 if no
     coordinator answers, and 8 if it refuses the caller.

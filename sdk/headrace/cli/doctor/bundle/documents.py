@@ -136,7 +136,7 @@ class BundleDocuments:
         for process in processes:
             if process.error and not process.answered_by:
                 self._contents.add_problem("processes.json", f"{process.name} at {process.address}: {process.error}")
-        about = "state, disk, certificates and etcd of each process, as headrace doctor asks for them"
+        about = "state, settings, disk, certificates and etcd of each process, as headrace doctor asks for them"
         self._contents.add_document("processes.json", [_plain(asdict(each)) for each in processes], about)
 
     def _add_metadata(self) -> None:
