@@ -44,6 +44,7 @@ NAMES = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
+    "acall": "call",
     "aclose": "close",
     "aiter": "iter",
     "anext": "next",

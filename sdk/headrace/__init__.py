@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from headrace.client.mirror.promote import promote as promote
     from headrace.client.mirror.rows import CommonEnd as CommonEnd
     from headrace.client.mirror.rows import MirrorDescription as MirrorDescription
+    from headrace.client.mirror.rows import MirroredSubject as MirroredSubject
     from headrace.client.mirror.rows import MirroredTopic as MirroredTopic
     from headrace.client.mirror.rows import MirrorSettings as MirrorSettings
     from headrace.client.mirror.rows import PartitionReport as PartitionReport
@@ -182,6 +183,7 @@ _NAMES = {
         "CommonEnd",
         "MirrorDescription",
         "MirrorSettings",
+        "MirroredSubject",
         "MirroredTopic",
         "PartitionReport",
     ),

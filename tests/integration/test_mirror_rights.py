@@ -24,6 +24,8 @@ from headrace import TopicPartition
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import MirrorSettings
 from headrace.client.mirror.worker import MirrorWorker
+from headrace.client.schemas.subjects import RegistrySubjects
+from headrace.schemas import SchemaRegistry
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.ports import ReservedPort
 
@@ -76,7 +78,13 @@ def test_a_worker_needs_no_more_rights_than_the_guide_lists(pair, tmp_path):
             AsyncMirrors(**settings_of(target)) as mirrors,
         ):
             await there.create_topic("orders", partitions=1)
-            await mirrors.create("west", MirrorSettings(reads, topics=("orders",)))
+            urls = [cluster.schema_registry_urls[0] for cluster in pair]
+            registries = [SchemaRegistry(url, **settings_of(cluster)) for url, cluster in zip(urls, pair, strict=True)]
+            registries[0].register("orders-value", '"bytes"', "AVRO")
+            registries[0].request("PUT", "/config/orders-value", {"compatibility": "FULL"})
+            await mirrors.create(
+                "west", MirrorSettings(reads, topics=("orders",), source_registry=urls[0], registry=urls[1])
+            )
             worker = asyncio.create_task(MirrorWorker("west", worker_id="w0", **writes).run())
             try:
                 await asyncio.to_thread(fill, settings_of(source))
@@ -86,11 +94,17 @@ def test_a_worker_needs_no_more_rights_than_the_guide_lists(pair, tmp_path):
                 async def followed():
                     described = await mirrors.describe("west")
                     problems = [described.problem, *(topic.problem for topic in described.topics)]
+                    problems += [each.problem for each in described.subjects]
                     problems += [each.problem for topic in described.topics for each in topic.partitions.values()]
                     assert not any(problems), problems
                     return await seen(mirrors.admin)
 
                 await until(lambda: same(followed, Seen(10, 0, 3, 1, first)), "copied")
+
+                async def has_schema():
+                    return RegistrySubjects(registries[1]).state("orders-value") == ((1,), (1,), 1, "FULL", "IMPORT")
+
+                await until(has_schema, "the subject follows")
                 await there.alter_config("orders", {"retention_ms": 3_600_000})
                 await there.delete_records("orders", {0: 5})
                 await there.create_partitions("orders", 2)

@@ -140,12 +140,16 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Not copied",
-                    "Partitions whose copy does not proceed, refused topics, and mirrors that are not copied at all.",
+                    "Partitions, topics and subjects that are not copied, and mirrors that are not copied at all.",
                     "short",
                     Query(f"sum by (mirror) (headrace_mirror_partition_failed{{{OURS}}})", "{{mirror}} partitions"),
                     Query(
                         f"sum by (mirror) (max by (mirror, topic) (headrace_mirror_topic_refused{{{OURS}}}))",
                         "{{mirror}} topics",
+                    ),
+                    Query(
+                        f"sum by (mirror) (max by (mirror, subject) (headrace_mirror_subject_refused{{{OURS}}}))",
+                        "{{mirror}} subjects",
                     ),
                     Query(f"max by (mirror) (headrace_mirror_failed{{{OURS}}})", "{{mirror}} as a whole"),
                     without_data=NOTHING,

@@ -2,12 +2,12 @@
 
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.common.arguments import parse_rate
-from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, TableSection, duration_text
+from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, Section, TableSection, duration_text
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, Yes, command, confirm
 
 if TYPE_CHECKING:
@@ -48,6 +48,18 @@ SourceSetting = Annotated[
         "api_key_file=/keys/source; names of files are those of the workers.",
     ),
 ]
+SourceRegistry = Annotated[
+    str,
+    typer.Option(
+        "--source-registry",
+        metavar="URL",
+        help="Schema registry of the source, from which the topics' schemas are copied.",
+    ),
+]
+Registry = Annotated[
+    str,
+    typer.Option("--registry", metavar="URL", help="Schema registry of this cluster, as the workers reach it."),
+]
 _STATE_COLUMNS = (
     Column("TOPIC", "topic"),
     Column("PARTITION", "partition"),
@@ -60,6 +72,7 @@ _STATE_COLUMNS = (
     Column("WORKER", "worker", wide=True),
     Column("PROBLEM", "problem"),
 )
+_SUBJECT_COLUMNS = (Column("SUBJECT", "subject"), Column("STATE", "state"), Column("PROBLEM", "problem"))
 
 
 @app.command("create")
@@ -84,6 +97,14 @@ def create(
         str | None, typer.Option("--rate", metavar="RATE", help="Limit of each worker, such as 50MB; none by default.")
     ] = None,
     source_settings: SourceSetting = None,
+    source_registry: SourceRegistry = "",
+    registry: Registry = "",
+    subjects: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--subjects", metavar="PATTERN", help="Subjects to copy besides TOPIC-key and TOPIC-value; none by default."
+        ),
+    ] = None,
 ) -> None:
     """Create a mirror in this cluster, or change its settings. Its workers (`headrace mirror run`) copy.
 
@@ -93,8 +114,19 @@ def create(
     Examples:
       headrace mirror create west --source west-1:7181 --topics 'orders-*' --topics clicks
       headrace mirror create west --source west-1:7181 --source-setting security_protocol=SSL --rate 50MB
+      headrace mirror create west --source west-1:7181 --source-registry http://west-1:8081 --registry http://east-1:8081
     """
-    settings = _settings(source, source_settings, topics, groups, replication_factor, rate)
+    settings = _settings(
+        source,
+        source_settings,
+        rate,
+        topics=tuple(topics or ("*",)),
+        groups=tuple(groups or ("*",)),
+        replication_factor=replication_factor,
+        source_registry=source_registry,
+        registry=registry,
+        subjects=tuple(subjects or ()),
+    )
     with _mirrors(session) as mirrors:
         mirrors.create(name, settings)
     session.show_change({"mirror": name, "source": source}, f"mirror {name} copies from {source}")
@@ -133,12 +165,16 @@ def status(session: Session, *, name: Name) -> None:
     """
     with _mirrors(session) as mirrors:
         described = mirrors.describe(name)
-    rows = _rows(described)
+    rows, subjects = _rows(described), _subject_rows(described)
     summary = _summary(described)
     facts = Facts(tuple((key.replace("_", " "), value) for key, value in summary.items()))
-    session.show(Report({**summary, "partitions": list(rows)}, (facts, TableSection(_STATE_COLUMNS, rows))))
+    sections: list[Section] = [facts, TableSection(_STATE_COLUMNS, rows)]
+    if subjects:
+        sections.append(TableSection(_SUBJECT_COLUMNS, subjects))
+    document: JsonValue = {**summary, "partitions": list(rows), "subjects": list(subjects)}
+    session.show(Report(document, tuple(sections)))
     is_idle = not described.promoted_ms and not described.workers
-    if is_idle or any(row["problem"] for row in rows) or described.problem:
+    if is_idle or any(row["problem"] for row in [*rows, *subjects]) or described.problem:
         raise CommandFailed(5, "no worker reports: start headrace mirror run" if is_idle else "")
 
 
@@ -205,6 +241,8 @@ def failback(
         str | None, typer.Option("--rate", metavar="RATE", help="Limit of each worker, such as 50MB; none by default.")
     ] = None,
     source_settings: SourceSetting = None,
+    source_registry: SourceRegistry = "",
+    registry: Registry = "",
     yes: Yes = False,
 ) -> None:
     """Make topics of this cluster mirrors of those that were promoted in another one, from where their logs are equal.
@@ -224,7 +262,9 @@ def failback(
             yes=yes,
             otherwise="nothing was changed",
         )
-    settings = _settings(source, source_settings, topics, None, 0, rate)
+    settings = _settings(
+        source, source_settings, rate, topics=tuple(topics), source_registry=source_registry, registry=registry
+    )
     with _mirrors(session) as mirrors:
         found = mirrors.fail_back(name, settings, topics, discard=discard)
     rows: list[dict[str, JsonValue]] = [
@@ -347,14 +387,7 @@ def _mirrors(session: Session) -> "Mirrors":
     return Mirrors(**session.settings())
 
 
-def _settings(
-    source: str,
-    given: list[str] | None,
-    topics: list[str] | None,
-    groups: list[str] | None,
-    replication_factor: int,
-    rate: str | None,
-) -> "MirrorSettings":
+def _settings(source: str, given: list[str] | None, rate: str | None, **more: Any) -> "MirrorSettings":
     from headrace.client.base.config import AdminConfig, settings_from_text
     from headrace.client.mirror.rows import MirrorSettings
 
@@ -366,10 +399,8 @@ def _settings(
         texts[setting] = value
     return MirrorSettings(
         {"bootstrap_servers": source, **settings_from_text(AdminConfig, texts)},
-        tuple(topics) if topics else ("*",),
-        tuple(groups) if groups else ("*",),
-        replication_factor,
-        parse_rate(rate, "--rate") if rate else 0,
+        bytes_per_second=parse_rate(rate, "--rate") if rate else 0,
+        **more,
     )
 
 
@@ -413,6 +444,20 @@ def _rows(described: "MirrorDescription") -> list[dict[str, JsonValue]]:
                 }
             )
     return rows
+
+
+def _subject_rows(described: "MirrorDescription") -> list[dict[str, JsonValue]]:
+    from headrace.client.mirror.rows import is_left_alone
+
+    return [
+        {
+            "subject": subject.name,
+            "state": "promoted" if subject.is_promoted else "failed" if subject.problem else "copied",
+            "problem": subject.problem or None,
+        }
+        for subject in described.subjects
+        if subject.is_copied or not is_left_alone(described, subject.name)
+    ]
 
 
 def _age_ms(answered_ms: list[int]) -> int | None:

@@ -1,6 +1,6 @@
 """Differences between an asyncio module and the blocking one that `tools/async_to_sync.py` generates from it."""
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -40,3 +40,15 @@ async def ashielded(work: Coroutine[Any, Any, Result]) -> Result:
     import asyncio
 
     return await asyncio.shield(asyncio.ensure_future(work))
+
+
+def call(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function that blocks."""
+    return function(*arguments)
+
+
+async def acall(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function that blocks, on another thread."""
+    import asyncio
+
+    return await asyncio.to_thread(function, *arguments)

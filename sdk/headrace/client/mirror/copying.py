@@ -36,7 +36,8 @@ class Side:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Create it with settings of `AdminConfig`. Raises ConfigError."""
-        self._config = build(AdminConfig, dict(settings))
+        self.settings: dict[str, Any] = dict(settings)
+        self._config = build(AdminConfig, self.settings)
         self.admin = AsyncAdmin(**settings)
         self._connections = open_connections_async("Mirror", self._config)
 

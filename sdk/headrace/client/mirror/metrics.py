@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.client.mirror.rows import MirrorDescription
+from headrace.client.mirror.rows import MirrorDescription, is_left_alone
 
 LABELS = ("mirror", "topic", "partition")
 
@@ -42,6 +42,11 @@ class MirrorCollector(Collector):
         refused = GaugeMetricFamily(
             "headrace_mirror_topic_refused", "1 while a topic is not copied at all, else 0", labels=LABELS[:2]
         )
+        subjects = GaugeMetricFamily(
+            "headrace_mirror_subject_refused",
+            "1 while a subject of the schema registry is not copied in full, else 0",
+            labels=("mirror", "subject"),
+        )
         stopped = GaugeMetricFamily(
             "headrace_mirror_failed",
             "1 while a mirror is not copied, or its topics cannot be compared with the source, else 0",
@@ -51,6 +56,9 @@ class MirrorCollector(Collector):
             mirrors = list(self._mirrors.values())
         for mirror in mirrors:
             stopped.add_metric((mirror.name,), float(bool(mirror.problem)))
+            for subject in mirror.subjects:
+                if not is_left_alone(mirror, subject.name):
+                    subjects.add_metric((mirror.name, subject.name), float(bool(subject.problem)))
             for topic in mirror.topics:
                 if topic.is_promoted:
                     continue
@@ -62,4 +70,4 @@ class MirrorCollector(Collector):
                         lag.add_metric(labels, report.lag)
                     if report.lag_ms >= 0:
                         seconds.add_metric(labels, report.lag_ms / 1000)
-        yield from (lag, seconds, failed, refused, stopped)
+        yield from (lag, seconds, failed, refused, subjects, stopped)

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.admin.partition_calls import PartitionCalls
+from headrace.client.base.acompat import acall
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause, aexecute
@@ -18,11 +19,15 @@ from headrace.client.mirror.rows import (
     MirrorSettings,
     copies_key,
     describe,
+    is_left_alone,
     mirror_key,
+    subject_key,
     topic_key,
     worker_key,
 )
 from headrace.client.net.transport import open_connections_async
+from headrace.client.schemas.registry import SchemaRegistry
+from headrace.client.schemas.subjects import RegistrySubjects
 from headrace.client.table.table_async import AsyncTable
 from headrace.wire.errors import (
     DivergedLogError,
@@ -135,6 +140,8 @@ class AsyncMirrors:
         Raises:
             UnknownTopicError: If there is no such mirror, or it has no such topic.
             TimedOutError: If the copies do not reach the source's end in time; nothing was promoted.
+            SchemaRegistryError, TransportError: If the registry does not let a subject take new schemas; the topics are
+                promoted. Call again.
         """
         described = await self.describe(name)
         chosen = _chosen(described, topics)
@@ -154,7 +161,22 @@ class AsyncMirrors:
                 topic.is_promoted = True
         if topics is None and not described.promoted_ms:
             await self._table.put(mirror_key(name), {"promoted_ms": now_ms})
+        await self._promote_subjects(name, now_ms)
         return chosen
+
+    async def _promote_subjects(self, name: str, now_ms: str) -> None:
+        """Let the registry take new schemas for the subjects that are not copied any more; again, if a call failed."""
+        described = await self.describe(name)  # A worker looks at it after it has set a mode, and sets this one then.
+        for subject in described.subjects:
+            if subject.is_copied and is_left_alone(described, subject.name):
+                if not subject.is_promoted:
+                    await self._table.put(subject_key(name, subject.name), {"promoted_ms": now_ms})
+                registry = RegistrySubjects(SchemaRegistry(described.settings.registry, **self._settings))
+                try:
+                    await acall(registry.set_mode, subject.name, subject.mode)
+                except HeadraceError as error:
+                    error.action = f"The topics are promoted, and subject {subject.name} is not: promote again."
+                    raise
 
     async def _mirror_of(self, topic: str) -> str | None:
         """Return the mirror that copies a topic, empty if none does; `None` if there is no such topic."""
@@ -279,6 +301,8 @@ class AsyncMirrors:
         for topic in described.topics:
             await self._table.delete(topic_key(name, topic.name))
             await self._table.delete(copies_key(name, topic.name))
+        for subject in described.subjects:
+            await self._table.delete(subject_key(name, subject.name))
         await self._table.delete(mirror_key(name))
 
     # --- what workers write ---
@@ -290,6 +314,10 @@ class AsyncMirrors:
     async def note_copies(self, name: str, topic: str, reports: Mapping[str, str]) -> None:
         """Store reports of partitions, by number."""
         await self._table.put(copies_key(name, topic), reports)
+
+    async def note_subject(self, name: str, subject: str, columns: Mapping[str, str]) -> None:
+        """Store what is known of a subject of the schema registry."""
+        await self._table.put(subject_key(name, subject), columns)
 
     async def note_worker(self, name: str, worker: str, lives: timedelta) -> None:
         """Store that a worker is alive, for some time."""

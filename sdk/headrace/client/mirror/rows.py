@@ -7,6 +7,7 @@ The table is an ordinary topic of the mirror's cluster, made by `headrace mirror
 | `mirror/NAME` | `settings`: `MirrorSettings`; `cluster`: id of the source's cluster; `problem`; when it was promoted |
 | `topic/NAME/TOPIC` | `source_id`: id of the topic at its source, hex; `problem`: why it is not copied |
 | `copies/NAME/TOPIC` | one for each partition, by number: JSON of `PartitionReport` |
+| `subject/NAME/SUBJECT` | `copied`: the mirror has it; `mode` after its promotion; `problem`; when it was promoted |
 | `worker/NAME/ID` | `at_ms`; it expires unless the worker writes it again |
 """
 
@@ -19,8 +20,11 @@ from typing import Any, NamedTuple
 
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
+from headrace.client.schemas.registry import registry_urls
 from headrace.wire.topic_names import MIRRORS_TABLE, is_own_topic
 
+SUBJECT_SUFFIXES = ("-key", "-value")
+"""Ends of the names of a topic's subjects."""
 SECRET_SETTINGS = {"api_key": "api_key_file", "token_provider": "token_file"}
 """Settings that are not stored, because readers of the table would have them, and what to give instead."""
 
@@ -39,6 +43,12 @@ class MirrorSettings:
     """Of the topics here; 0 means the cluster's default."""
     bytes_per_second: int = 0
     """Limit of each worker; 0 means none."""
+    source_registry: str = ""
+    """URL of the source's schema registry; empty: schemas are not copied."""
+    registry: str = ""
+    """URL of the schema registry here."""
+    subjects: tuple[str, ...] = ()
+    """Patterns of subjects that are copied besides those of the topics, `TOPIC-key` and `TOPIC-value`."""
 
     def check(self) -> None:
         """Raise ConfigError if a setting is wrong."""
@@ -55,10 +65,21 @@ class MirrorSettings:
             raise ConfigError("the mirror names no topics")
         if self.replication_factor < 0 or self.bytes_per_second < 0:
             raise ConfigError("replication_factor and bytes_per_second must not be negative")
+        if bool(self.source_registry) != bool(self.registry) or (self.subjects and not self.registry):
+            raise ConfigError("schemas are copied from source_registry to registry: give both URLs")
+        for url in filter(None, (self.source_registry, self.registry)):
+            registry_urls(url)
 
     def has_topic(self, name: str) -> bool:
         """Return whether a topic of the source is copied; the cluster's own topics are not."""
         return not is_own_topic(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.topics)
+
+    def has_subject(self, subject: str) -> bool:
+        """Return whether a subject of the source is copied, also without another one that refers to it."""
+        if not self.registry:
+            return False
+        of_topic = any(subject.endswith(end) and self.has_topic(subject.removesuffix(end)) for end in SUBJECT_SUFFIXES)
+        return of_topic or any(fnmatch.fnmatchcase(subject, pattern) for pattern in self.subjects)
 
     def has_group(self, group: str) -> bool:
         """Return whether the offsets of a group are copied."""
@@ -75,7 +96,7 @@ class MirrorSettings:
         values: dict[str, Any] = json.loads(text)
         known = {each.name for each in dataclasses.fields(cls)}
         found: dict[str, Any] = {name: value for name, value in values.items() if name in known}
-        return cls(**found | {name: tuple(found[name]) for name in ("topics", "groups") if name in found})
+        return cls(**found | {name: tuple(found[name]) for name in ("topics", "groups", "subjects") if name in found})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +171,21 @@ class MirroredTopic:
 
 
 @dataclass(slots=True)
+class MirroredSubject:
+    """Subject of the schema registry of a mirror."""
+
+    name: str
+    is_copied: bool = False
+    """Whether its versions are those of the source: until it is promoted, the registry takes no others."""
+    mode: str = ""
+    """Its mode once it is promoted; empty for that of all subjects."""
+    problem: str = ""
+    """Why it, or a part of it, is not copied; empty if it is."""
+    is_promoted: bool = False
+    """Whether it takes new schemas, and is not copied any more."""
+
+
+@dataclass(slots=True)
 class MirrorDescription:
     """Mirror with its state as of the last reports of its workers."""
 
@@ -164,6 +200,8 @@ class MirrorDescription:
     """Ids of the workers that reported within the last seconds."""
     problem: str = ""
     """Why the workers cannot copy anything; empty if they can."""
+    subjects: list[MirroredSubject] = field(default_factory=list)
+    """Subjects of the schema registry, by name."""
 
     @property
     def lag(self) -> int:
@@ -186,9 +224,22 @@ def copies_key(name: str, topic: str) -> str:
     return f"copies/{name}/{topic}"
 
 
+def subject_key(name: str, subject: str) -> str:
+    """Return the key of a subject of a mirror."""
+    return f"subject/{name}/{subject}"
+
+
 def worker_key(name: str, worker: str) -> str:
     """Return the key of a worker."""
     return f"worker/{name}/{worker}"
+
+
+def is_left_alone(described: MirrorDescription, subject: str) -> bool:
+    """Return whether a subject is not copied, since it or its topic was promoted, or its topic is not a copy."""
+    if described.promoted_ms or any(each.name == subject and each.is_promoted for each in described.subjects):
+        return True
+    topics = {topic.name for topic in described.topics if topic.is_promoted or topic.problem}
+    return any(subject.endswith(end) and subject.removesuffix(end) in topics for end in SUBJECT_SUFFIXES)
 
 
 def describe(rows: Mapping[str, Mapping[str, str]], name: str) -> MirrorDescription | None:
@@ -211,6 +262,16 @@ def describe(rows: Mapping[str, Mapping[str, str]], name: str) -> MirrorDescript
             continue
         if kind == "worker":
             described.workers.append(item)
+        elif kind == "subject":
+            described.subjects.append(
+                MirroredSubject(
+                    item,
+                    "copied" in columns,
+                    columns.get("mode", ""),
+                    columns.get("problem", ""),
+                    "promoted_ms" in columns,
+                )
+            )
         elif kind in ("topic", "copies"):
             topic = topics.setdefault(item, MirroredTopic(item))
             if kind == "topic":

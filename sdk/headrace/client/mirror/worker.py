@@ -20,9 +20,11 @@ from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy, Side, end_tasks
 from headrace.client.mirror.followed_groups import FollowedGroups
+from headrace.client.mirror.followed_schemas import FollowedSchemas
 from headrace.client.mirror.followed_topics import FollowedTopics
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import MirrorDescription, MirrorSettings, PartitionReport, describe
+from headrace.client.schemas.registry import SchemaRegistry
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
@@ -94,7 +96,7 @@ class MirrorWorker:
         async with Side(described.settings.source) as source, Side(self._settings) as target:
             cluster_id = (await source.admin.describe_cluster()).cluster_id
             await mirrors.note_source(self._name, described, cluster_id)
-            serving = _Serving(self._name, self.worker_id, described, mirrors, source, target)
+            serving = _Serving(self.worker_id, described, mirrors, source, target)
             try:
                 while await serving.look():
                     self._on_report(self._name, serving.reported())
@@ -107,20 +109,17 @@ class _Serving:
     """Copies of one worker under the same settings of its mirror."""
 
     def __init__(
-        self,
-        name: str,
-        worker_id: str,
-        described: MirrorDescription,
-        mirrors: AsyncMirrors,
-        source: Side,
-        target: Side,
+        self, worker_id: str, described: MirrorDescription, mirrors: AsyncMirrors, source: Side, target: Side
     ) -> None:
+        name = described.name
         self._name, self._worker_id = name, worker_id
         self._described = described
         self._mirrors, self._source, self._target = mirrors, source, target
         self._limits = CopyLimits(described.settings.bytes_per_second)
         self._topics = FollowedTopics(name, source.admin, mirrors)
         self._groups = FollowedGroups(source.admin, target.admin)
+        self._schemas: FollowedSchemas | None = None
+        self._following: asyncio.Task[None] | None = None
         self._copies: dict[TopicPartition, _RunningCopy] = {}
         self._partitions: dict[str, int] = {}
         """Number of partitions by topic."""
@@ -141,8 +140,10 @@ class _Serving:
             return False
         self._described = described
         workers = {*described.workers, self._worker_id}
-        if _owner(self._name, workers) == self._worker_id and now - self._followed_at >= FOLLOW_SECONDS:
-            await self._follow(described)
+        is_following = self._following is not None and not self._following.done()
+        is_due = not is_following and now - self._followed_at >= FOLLOW_SECONDS
+        if is_due and _owner(self._name, workers) == self._worker_id:
+            self._following = asyncio.create_task(self._follow())
             self._followed_at = now
         await self._share(described, workers)
         if now - self._reported_at >= REPORT_SECONDS:
@@ -150,17 +151,32 @@ class _Serving:
             self._reported_at = now
         return True
 
-    async def _follow(self, described: MirrorDescription) -> None:
-        """Compare topics and groups with the source; a failure stops no copy."""
-        problem = ""
-        try:
-            await self._topics.follow(described)
-            await self._groups.follow(described)
-        except HeadraceError as error:
-            problem = error.message
-            if problem != described.problem:
-                _log.warning("the topics of mirror %s cannot be compared: %s", self._name, error)
-        await self._mirrors.note_problem(self._name, problem)
+    async def _follow(self) -> None:
+        """Compare topics, groups and schemas with the source; a failure stops no copy, and none of the others."""
+        problems: dict[str, None] = {}
+        for follow in (self._topics.follow, self._groups.follow, self._follow_schemas):
+            try:
+                await follow(await self._mirrors.describe(self._name))
+            except HeadraceError as error:
+                problems[error.message] = None
+                if error.message not in self._described.problem:
+                    _log.warning("mirror %s cannot be compared with its source: %s", self._name, error)
+            except Exception as error:
+                _log.exception("mirror %s cannot be compared with its source", self._name)
+                problems[repr(error)] = None
+        with contextlib.suppress(HeadraceError):
+            await self._mirrors.note_problem(self._name, "; ".join(problems))
+
+    async def _follow_schemas(self, described: MirrorDescription) -> None:
+        settings = described.settings
+        if not settings.registry:
+            return
+        if self._schemas is None:
+            source = SchemaRegistry(settings.source_registry, **settings.source)
+            self._schemas = FollowedSchemas(
+                self._mirrors, source, SchemaRegistry(settings.registry, **self._target.settings)
+            )
+        await self._schemas.follow(described)
 
     async def _share(self, described: MirrorDescription, workers: Iterable[str]) -> None:
         """Begin and end copies, so that this worker copies its share."""
@@ -209,6 +225,8 @@ class _Serving:
         with contextlib.suppress(HeadraceError):
             await self._report()
         await end_tasks(copy.task for copy in self._copies.values())
+        if self._following is not None:
+            await end_tasks([self._following])
         self._copies.clear()
         with contextlib.suppress(HeadraceError):
             await self._mirrors.note_worker_gone(self._name, self._worker_id)

@@ -67,6 +67,18 @@ class RegisteredSchema:
     version: int = 0
 
 
+def registry_urls(url: str) -> list[str]:
+    """Return the URLs of a registry, which commas separate.
+
+    Raises:
+        ConfigError: If one is malformed, or there is none.
+    """
+    urls = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
+    if not urls or not all(urlsplit(part).scheme in ("http", "https") for part in urls):
+        raise ConfigError(f"url={url!r} is no http or https URL", action="Write http://host:port.")
+    return urls
+
+
 class SchemaRegistry:
     """Registry at one or more URLs. See the module.
 
@@ -81,9 +93,7 @@ class SchemaRegistry:
 
     def __init__(self, url: str, **settings: Any) -> None:
         self._config = build(AdminConfig, settings)
-        self._urls = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
-        if not self._urls or not all(urlsplit(part).scheme in ("http", "https") for part in self._urls):
-            raise ConfigError(f"url={url!r} is no http or https URL", action="Write http://host:port.")
+        self._urls = registry_urls(url)
         self._credential = credential_of(self._config)
         if self._credential not in ("", "api_key", "api_key_file"):
             raise ConfigError(

@@ -8,7 +8,13 @@ import urllib.request
 import pytest
 from headrace.client.mirror.endpoint import STALL_SECONDS, MirrorEndpoint
 from headrace.client.mirror.metrics import MirrorCollector
-from headrace.client.mirror.rows import MirrorDescription, MirroredTopic, MirrorSettings, PartitionReport
+from headrace.client.mirror.rows import (
+    MirrorDescription,
+    MirroredSubject,
+    MirroredTopic,
+    MirrorSettings,
+    PartitionReport,
+)
 from prometheus_client import CollectorRegistry
 
 SETTINGS = MirrorSettings({"bootstrap_servers": "west:7170"})
@@ -42,6 +48,17 @@ def test_lag_and_problems_are_exported(collector, value):
     assert [value("partition_failed", topic="orders", partition=each) for each in "01"] == [0, 1]
     assert [value("topic_refused", topic=each) for each in ("orders", "clicks")] == [0, 1]
     assert value("failed") == 0
+
+
+def test_refused_subjects_are_exported_until_their_topic_is_promoted(collector, value):
+    """A schema that is not here makes values undecodable; after the promotion the registry here is its own."""
+    subjects = [MirroredSubject("orders-value", problem="id 7 is refused"), MirroredSubject("orders-key", True)]
+    described = mirror(MirroredTopic("orders"))
+    described.subjects = subjects
+    collector.report("west", described)
+    assert [value("subject_refused", subject=each.name) for each in subjects] == [1, 0]
+    described.topics = [MirroredTopic("orders", is_promoted=True)]
+    assert [value("subject_refused", subject=each.name) for each in subjects] == [None, None]
 
 
 def test_a_mirror_that_cannot_begin_is_exported(collector, value):

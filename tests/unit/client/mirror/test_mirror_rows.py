@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace.client.base.errors import ConfigError
-from headrace.client.mirror.rows import MirrorSettings, PartitionReport, describe
+from headrace.client.mirror.rows import MirrorSettings, PartitionReport, describe, is_left_alone
 from headrace.client.mirror.worker import _owner
 
 SOURCE = {"bootstrap_servers": "west:7181"}
@@ -50,6 +50,9 @@ def test_a_report_without_an_answer_has_no_lag():
         (MirrorSettings({"bootstrap_servers": "dir:events"}), "headrace promote copies a directory"),
         (MirrorSettings(SOURCE, topics=()), "names no topics"),
         (MirrorSettings(SOURCE, bytes_per_second=-1), "must not be negative"),
+        (MirrorSettings(SOURCE, registry="http://east:8081"), "give both URLs"),
+        (MirrorSettings(SOURCE, subjects=("common",)), "give both URLs"),
+        (MirrorSettings(SOURCE, source_registry="west:8081", registry="http://east:8081"), "no http or https URL"),
         (MirrorSettings({**SOURCE, "no_such_setting": 1}), "no_such_setting"),
     ],
 )
@@ -65,6 +68,29 @@ def test_the_cluster_s_own_topics_are_not_copied():
     names = ["orders", "__audit", "headrace-mirrors"]
     assert [name for name in names if settings.has_topic(name)] == ["orders"]
     assert MirrorSettings(SOURCE, groups=("billing-*",)).has_group("billing-1")
+
+
+def test_subjects_of_the_topics_are_copied_and_those_that_patterns_name():
+    """Only with registries; a subject is left alone from the promotion of its topic on."""
+    registries = {"source_registry": "http://west:8081", "registry": "http://east:8081"}
+    names = ["orders-eu-value", "orders-eu-key", "clicks-value", "orders-eu", "common.money"]
+
+    def copied(**more):
+        settings = MirrorSettings(SOURCE, topics=("orders-*",), **more)
+        return [name for name in names if settings.has_subject(name)]
+
+    assert copied() == []
+    assert copied(**registries) == names[:2]
+    assert copied(**registries, subjects=("common.*",)) == [*names[:2], names[4]]
+    rows = rows_of(**{"subject/west/orders-eu-value": {"copied": "yes", "mode": "READONLY"}})
+    described = describe(rows, "west")
+    assert [(each.name, each.is_copied, each.mode) for each in described.subjects] == [
+        ("orders-eu-value", True, "READONLY")
+    ]
+    assert not is_left_alone(described, "orders-eu-value")
+    described.topics[0].is_promoted = True
+    assert is_left_alone(described, "orders-eu-value")
+    assert not is_left_alone(described, "common.money")
 
 
 def test_few_partitions_move_when_a_worker_comes():
