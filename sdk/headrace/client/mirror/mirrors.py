@@ -14,6 +14,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause, execute
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.rows import (
+    AFTER_REPORTS,
     CommonEnd,
     MirrorDescription,
     MirroredTopic,
@@ -113,11 +114,14 @@ class Mirrors:
             raise UnknownTopicError(f"there is no mirror {name!r}", action="headrace mirror list shows them.")
         return found
 
-    def rows(self) -> dict[str, Mapping[str, str]]:
-        """Return the rows of the table of mirrors by key; none if there is no table yet."""
+    def rows(self, *, reports: bool = True) -> dict[str, Mapping[str, str]]:
+        """Return the rows of the table of mirrors by key; none if there is no table yet.
+
+        Without `reports` those of the partitions are left out, which are most of the table.
+        """
         found: dict[str, Mapping[str, str]] = {}
         try:
-            for row in self._table.scan():
+            for row in self._table.scan(start="" if reports else AFTER_REPORTS):
                 found[str(row.key, "utf-8")] = row
         except UnknownTopicError:
             return {}

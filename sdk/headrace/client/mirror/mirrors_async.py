@@ -13,6 +13,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause, aexecute
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.rows import (
+    AFTER_REPORTS,
     CommonEnd,
     MirrorDescription,
     MirroredTopic,
@@ -112,11 +113,14 @@ class AsyncMirrors:
             raise UnknownTopicError(f"there is no mirror {name!r}", action="headrace mirror list shows them.")
         return found
 
-    async def rows(self) -> dict[str, Mapping[str, str]]:
-        """Return the rows of the table of mirrors by key; none if there is no table yet."""
+    async def rows(self, *, reports: bool = True) -> dict[str, Mapping[str, str]]:
+        """Return the rows of the table of mirrors by key; none if there is no table yet.
+
+        Without `reports` those of the partitions are left out, which are most of the table.
+        """
         found: dict[str, Mapping[str, str]] = {}
         try:
-            async for row in self._table.scan():
+            async for row in self._table.scan(start="" if reports else AFTER_REPORTS):
                 found[str(row.key, "utf-8")] = row
         except UnknownTopicError:
             return {}

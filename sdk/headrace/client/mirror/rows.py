@@ -23,6 +23,8 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.schemas.registry import registry_urls
 from headrace.wire.topic_names import MIRRORS_TABLE, is_own_topic
 
+AFTER_REPORTS = "copies0"
+"""Key behind those of the reports of partitions, and before all others."""
 SUBJECT_SUFFIXES = ("-key", "-value")
 """Ends of the names of a topic's subjects."""
 SECRET_SETTINGS = {"api_key": "api_key_file", "token_provider": "token_file"}

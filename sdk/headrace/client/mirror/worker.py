@@ -135,7 +135,7 @@ class _Serving:
         if now - self._alive_at >= ALIVE_SECONDS / 3:
             await self._mirrors.note_worker(self._name, self._worker_id, timedelta(seconds=ALIVE_SECONDS))
             self._alive_at = now
-        described = describe(await self._mirrors.rows(), self._name)
+        described = describe(await self._mirrors.rows(reports=False), self._name)
         if described is None or described.promoted_ms or described.settings != self._described.settings:
             return False
         self._described = described

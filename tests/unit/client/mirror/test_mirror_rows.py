@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace.client.base.errors import ConfigError
-from headrace.client.mirror.rows import MirrorSettings, PartitionReport, describe, is_left_alone
+from headrace.client.mirror.rows import AFTER_REPORTS, MirrorSettings, PartitionReport, describe, is_left_alone
 from headrace.client.mirror.worker import _owner
 
 SOURCE = {"bootstrap_servers": "west:7181"}
@@ -91,6 +91,12 @@ def test_subjects_of_the_topics_are_copied_and_those_that_patterns_name():
     described.topics[0].is_promoted = True
     assert is_left_alone(described, "orders-eu-value")
     assert not is_left_alone(described, "common.money")
+
+
+def test_reports_are_before_all_other_rows():
+    """A worker reads the others alone."""
+    keys = [*rows_of(), "subject/west/orders-eu-value"]
+    assert [key for key in keys if key < AFTER_REPORTS] == ["copies/west/orders-eu"]
 
 
 def test_few_partitions_move_when_a_worker_comes():
