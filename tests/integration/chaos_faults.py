@@ -31,7 +31,8 @@ from tests.integration.etcd_backups import (
     restore_snapshot,
     save_snapshot,
 )
-from tests.integration.replicated import Follower, Gate, Replicated, Writer, until
+from tests.integration.gates import Gate
+from tests.integration.replicated import Follower, Replicated, Writer, until
 
 BROKERS = (1, 2, 3)
 HOLD_SECONDS = (0.0, 0.1, 0.5, 1.0, 2.5, 4.0)

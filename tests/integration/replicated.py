@@ -7,10 +7,8 @@ Every wait here looks again until a deadline; nothing is slept through.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -495,69 +493,6 @@ def fetch(address: str, topic_id: bytes, offset: int, partition: int = 0, **fiel
         answer = broker_pb2_grpc.BrokerServiceStub(channel).Fetch(request, timeout=SECONDS, wait_for_ready=True)
         result: pb.PartitionFetchResult = answer.topics[0].partitions[0]
         return result
-
-
-# --- faults between a broker and etcd ---
-
-
-class Gate:
-    """A TCP relay to one address that can freeze: connections stay open, no byte passes, as behind a dead switch."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self._open = threading.Event()
-        self._open.set()
-        self._closing = False
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> Gate:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing = True
-        self._open.set()
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def shut(self) -> None:
-        """Let nothing pass from now on."""
-        self._open.clear()
-
-    def open(self) -> None:
-        """Let everything pass again, also what came meanwhile."""
-        self._open.set()
-
-    def _accept(self) -> None:
-        while True:
-            near = None
-            try:
-                near, _ = self._server.accept()
-                far = socket.create_connection((self._host, self._port))
-            except OSError:
-                if near is not None:
-                    near.close()  # The address behind the gate has no listener.
-                if self._closing:
-                    return
-                continue
-            self._sockets += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()
-
-    def _relay(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                self._open.wait()
-                sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
 
 
 # --- a follower by hand ---

@@ -21,8 +21,9 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.service import LocalService
 
 from tests.integration.chaos_machine import Machine
+from tests.integration.gates import Gate
 from tests.integration.group_chaos import EtcdHistory, MemberProcess, check_members, delivered
-from tests.integration.replicated import Gate, Writer, until
+from tests.integration.replicated import Writer, until
 
 RUNS = int(os.environ.get("HEADRACE_TEST_GROUP_RUNS", "1"))
 FIRST_SEED = int(os.environ.get("HEADRACE_TEST_CHAOS_SEED", "1"))

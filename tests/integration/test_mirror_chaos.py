@@ -1,24 +1,31 @@
-"""A mirror between two clusters of three, whose brokers, coordinators and workers are killed: equal logs at the end."""
+"""A mirror between two clusters whose brokers, coordinators and workers are killed, and whose links to the workers are
+cut, slow, dead, or dead in one direction: equal logs at the end.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import headrace
 import pytest
 from headrace.client.mirror.mirrors import Mirrors
 from headrace.client.mirror.rows import MirrorSettings
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.ports import ReservedPort
 
+from .gates import ANSWERS, REQUESTS, Gate
 from .test_promote_directory import batches_of
 
 ROUNDS = int(os.environ.get("HEADRACE_MIRROR_ROUNDS", "6"))
+LINK_RUNS = int(os.environ.get("HEADRACE_MIRROR_LINK_RUNS", "2"))
+LINK_FAULTS = 4
 PARTITIONS = 3
 WAIT = 120
 
@@ -26,16 +33,18 @@ pytestmark = pytest.mark.slow
 
 
 class Workers:
-    """Processes of `headrace mirror run`."""
+    """Processes of `headrace mirror run`; with `relays`, their connections take these addresses for others."""
 
-    def __init__(self, servers, directory):
+    def __init__(self, servers, directory, relays=None):
         self._servers = servers
         self._log = (directory / "workers.log").open("wb")
+        self._module = "headrace.cli" if relays is None else "tests.integration.relayed_worker"
+        self._environ = {**os.environ, "HEADRACE_TEST_RELAYS": json.dumps(relays)}
         self._processes = []
 
     def start(self):
-        command = [sys.executable, "-m", "headrace.cli", "mirror", "run", "-b", self._servers]
-        self._processes.append(subprocess.Popen(command, stdout=self._log, stderr=self._log))
+        command = [sys.executable, "-m", self._module, "mirror", "run", "-b", self._servers]
+        self._processes.append(subprocess.Popen(command, stdout=self._log, stderr=self._log, env=self._environ))
 
     def kill_one(self):
         process = self._processes.pop(0)
@@ -89,6 +98,22 @@ def ends(servers, topic):
         return {tp.partition: at.offset for tp, at in admin.list_offsets(topic, "latest").items()}
 
 
+def check_equal(source, target, topic, wanted):
+    for number, end in wanted.items():
+        theirs = batches_of(topic, number, end, bootstrap_servers=source.bootstrap_servers)
+        assert batches_of(topic, number, end, bootstrap_servers=target.bootstrap_servers) == theirs
+
+
+def wait_copied(source, target, topic, directory):
+    """Wait until the mirror ends where its source does; return these ends by partition."""
+    wanted = ends(source.bootstrap_servers, topic)
+    until(
+        lambda: ends(target.bootstrap_servers, topic) == wanted,
+        lambda: (wanted, ends(target.bootstrap_servers, topic), (directory / "workers.log").read_text()),
+    )
+    return wanted
+
+
 def test_a_mirror_is_equal_after_kills_on_both_sides(tmp_path):
     """Each round kills a broker or a coordinator of one of the clusters, or a worker, under load."""
     seed = int(os.environ.get("HEADRACE_MIRROR_SEED", str(random.randrange(1 << 30))))
@@ -119,15 +144,9 @@ def test_a_mirror_is_equal_after_kills_on_both_sides(tmp_path):
                     cluster.restart(part)
                 until(lambda before=before: sending.sent > before + 100, lambda: "records are sent")
             sending.stop()
-            wanted = ends(source.bootstrap_servers, "orders")
+            wanted = wait_copied(source, target, "orders", tmp_path)
             assert sum(wanted.values()) == sending.sent
-            until(
-                lambda: ends(target.bootstrap_servers, "orders") == wanted,
-                lambda: (wanted, ends(target.bootstrap_servers, "orders"), (tmp_path / "workers.log").read_text()),
-            )
-            for number, end in wanted.items():
-                theirs = batches_of("orders", number, end, bootstrap_servers=source.bootstrap_servers)
-                assert batches_of("orders", number, end, bootstrap_servers=target.bootstrap_servers) == theirs
+            check_equal(source, target, "orders", wanted)
             with Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
                 began = time.monotonic()
                 source.kill()
@@ -140,3 +159,78 @@ def test_a_mirror_is_equal_after_kills_on_both_sides(tmp_path):
             assert values == list(range(sending.sent))
         finally:
             workers.close()
+
+
+class LinkedCluster(LocalCluster):
+    """Cluster whose brokers keep all their ports, each of which has a gate for workers."""
+
+    def _make_broker(self, broker_id, settings):
+        self.native_ports = [*getattr(self, "native_ports", ()), ReservedPort()]
+        return super()._make_broker(broker_id, {**settings, "native_listen": f"127.0.0.1:{self.native_ports[-1]}"})
+
+    def gates(self, stack):
+        """Return a gate for each address."""
+        addresses = [part.address for part in self.parts] + [f"127.0.0.1:{port}" for port in self.native_ports]
+        return {address: stack.enter_context(Gate(address)) for address in addresses}
+
+
+FAULTS = {
+    "cut": lambda gate: gate.cut(),
+    "dead": lambda gate: gate.shut(),
+    "no requests": lambda gate: gate.shut(REQUESTS),
+    "no answers": lambda gate: gate.shut(ANSWERS),
+    "slow": lambda gate: gate.slow(20_000),
+}
+
+
+def test_a_mirror_is_equal_after_faults_of_its_links(tmp_path):
+    """Links of two workers to the source, to the mirror, or to both, fail under load, and a worker may be killed."""
+    seed = int(os.environ.get("HEADRACE_MIRROR_SEED", str(random.randrange(1 << 30))))
+    rng = random.Random(seed)
+    print("HEADRACE_MIRROR_SEED =", seed)
+    spec = LocalClusterSpec(brokers=2, coordinators=1)
+    with LinkedCluster(spec) as source, LinkedCluster(spec) as target, ExitStack() as stack:
+        links = {"source": source.gates(stack), "mirror": target.gates(stack)}
+        relays = {address: gate.address for gates in links.values() for address, gate in gates.items()}
+        for run in range(LINK_RUNS):
+            topic = f"orders-{run}"
+            with headrace.Admin(bootstrap_servers=source.bootstrap_servers) as admin:
+                admin.create_topic(topic, PARTITIONS, 2, {"durability": "async"})
+            check_link_run(rng, source, target, links, relays, topic, tmp_path)
+
+
+def check_link_run(rng, source, target, links, relays, topic, directory):
+    """Copy a topic while links fail; then it must be equal."""
+    workers = Workers(target.bootstrap_servers, directory, relays)
+    sending = Sending(source.bootstrap_servers, topic)
+    try:
+        with Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
+            mirrors.create(topic, MirrorSettings({"bootstrap_servers": source.bootstrap_servers}, (topic,)))
+        workers.start()
+        workers.start()
+        sending.start()
+        until(lambda: sum(ends(target.bootstrap_servers, topic).values()), lambda: "the first records are copied")
+        for _ in range(LINK_FAULTS):
+            chosen = rng.choice([["source"], ["mirror"], ["source", "mirror"]])
+            fault = rng.choice(list(FAULTS))
+            gates = [gate for name in chosen for gate in links[name].values()]
+            print(topic, fault, chosen)
+            for gate in gates:
+                FAULTS[fault](gate)
+            if rng.random() < 0.25:
+                workers.kill_one()
+                workers.start()
+            before, more = sending.sent, rng.choice([500, 5_000])
+            until(lambda before=before, more=more: sending.sent > before + more, lambda: "records are sent")
+            for gate in gates:
+                gate.open()
+        sending.stop()
+        wanted = wait_copied(source, target, topic, directory)
+        assert sum(wanted.values()) == sending.sent
+        check_equal(source, target, topic, wanted)
+        with Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
+            mirrors.promote(topic)
+    finally:
+        for gate in (gate for gates in links.values() for gate in gates.values()):
+            gate.open()
+        workers.close()

@@ -19,7 +19,8 @@ from headrace_devcluster.cluster import LocalCluster
 from tests.integration.chaos_faults import HOUR_MS, Nemesis
 from tests.integration.chaos_lives import Lives
 from tests.integration.chaos_machine import put_on_machines
-from tests.integration.replicated import BROKER_SETTINGS, Follower, Gate, Replicated, Writer
+from tests.integration.gates import Gate
+from tests.integration.replicated import BROKER_SETTINGS, Follower, Replicated, Writer
 
 CHAOS_SECONDS = float(os.environ.get("HEADRACE_TEST_CHAOS_SECONDS", "0"))
 SEED = int(os.environ.get("HEADRACE_TEST_CHAOS_SEED", "1"))

@@ -18,7 +18,8 @@ from headrace_devcluster.cluster import LocalCluster
 from headrace_devcluster.errors import PartStartError
 
 from tests.integration.etcd_backups import copy_data, put_back_data
-from tests.integration.replicated import BROKER_SETTINGS, Follower, Gate, Replicated, Writer, append, until
+from tests.integration.gates import Gate
+from tests.integration.replicated import BROKER_SETTINGS, Follower, Replicated, Writer, append, until
 
 OUTAGE_SECONDS = float(os.environ.get("HEADRACE_TEST_OUTAGE_SECONDS", "5"))
 """How long etcd is away; longer than a lease."""

@@ -13,10 +13,10 @@ from headrace.v1 import broker_pb2 as pb
 from headrace.wire.errors import ErrorCode, Outcome
 from headrace_devcluster.cluster import LocalCluster
 
+from tests.integration.gates import Gate
 from tests.integration.replicated import (
     BROKER_SETTINGS,
     Follower,
-    Gate,
     Replicated,
     Writer,
     append,
