@@ -1,0 +1,143 @@
+"""Brokers, coordinators and clients of an earlier commit and of this one together, under load: nothing fails.
+
+`upgrade_baseline.txt` names the commit; from the first release on, the newest release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import headrace
+import pytest
+from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+
+from tests.children import running
+from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
+from tests.integration.upgrade_client import GROUP
+
+ROOT = Path(__file__).parents[2]
+BASELINE = (Path(__file__).parent / "upgrade_baseline.txt").read_text().strip()
+PACKAGES = ("sdk", "services/common", "services/broker", "services/coordinator")
+TOPIC, PARTITIONS = "clicks", 6
+CLIENT = Path(__file__).parent / "upgrade_client.py"
+MORE = 100
+"""Records of each client between two restarts."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a process of the earlier commit."""
+    root = tmp_path_factory.mktemp("older")
+    command = ["git", "-C", str(ROOT), "archive", BASELINE, *PACKAGES]
+    archive = subprocess.run(command, capture_output=True, check=False)
+    assert archive.returncode == 0, archive.stderr.decode()
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(root, filter="data")
+    environment = {"PYTHONPATH": os.pathsep.join(str(root / package) for package in PACKAGES)}
+    imported = subprocess.run(
+        [sys.executable, "-c", "import headrace, headrace_broker as b; print(headrace.__file__, b.__file__)"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert all(each.startswith(str(root)) for each in imported.stdout.split()), imported.stdout
+    return environment
+
+
+class SkewedCluster(LocalCluster):
+    """Cluster whose processes start with these variables."""
+
+    environment: dict[str, str]
+
+    def _make_part(self, *arguments, **options):
+        part = super()._make_part(*arguments, **options)
+        part.spec = dataclasses.replace(part.spec, environment=self.environment)
+        return part
+
+
+class Clients:
+    """Producers and members of one group, by the older SDK and by this one."""
+
+    def __init__(self, stack: ExitStack, servers: str, older: dict[str, str]) -> None:
+        self._servers = servers
+        self._processes = {}
+        for name, environment in (("older", older), ("newer", {})):
+            self._processes[name] = stack.enter_context(
+                running(
+                    [sys.executable, CLIENT, servers, TOPIC, name],
+                    env={**os.environ, **environment},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def wait_for_more(self) -> None:
+        """Wait until there are more records, and the group has read those that were there before."""
+        with headrace.Admin(bootstrap_servers=self._servers) as admin:
+            before = sum(self._ends(admin))
+            until(lambda: sum(self._ends(admin)) >= before + 2 * MORE, "records are sent", 60)
+            until(lambda: self._committed(admin) >= before, "records are read", 60)
+
+    def wait_until_read(self) -> None:
+        """Wait until the group has read everything."""
+        with headrace.Admin(bootstrap_servers=self._servers) as admin:
+            until(lambda: self._committed(admin) == sum(self._ends(admin)), "everything is read", 60)
+
+    def ask(self, line: str) -> dict[str, object]:
+        """Send a line to each, and return what each answers."""
+        for process in self._processes.values():
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+        return {name: json.loads(process.stdout.readline()) for name, process in self._processes.items()}
+
+    def _ends(self, admin: headrace.Admin) -> list[int]:
+        return [at.offset for at in admin.list_offsets(TOPIC, "latest").values()]
+
+    def _committed(self, admin: headrace.Admin) -> int:
+        return sum(each.offset for each in admin.group_offsets(GROUP).values())
+
+
+def test_a_cluster_is_upgraded_and_back_under_load(older: dict[str, str]) -> None:
+    """Each coordinator and broker up, one by one, and down again: no send fails, none is lost or there twice."""
+    spec = LocalClusterSpec(brokers=3, coordinators=2, broker_settings=BROKER_SETTINGS)
+    cluster = SkewedCluster(spec)
+    cluster.environment = older
+    with cluster, ExitStack() as stack:
+        replicated = Replicated(cluster)
+        stack.callback(replicated.close)
+        replicated.admin.create_topic(TOPIC, PARTITIONS, 3, {"min_insync_replicas": 2})
+        clients = Clients(stack, replicated.servers, older)
+        up = [*cluster.coordinators, *cluster.brokers]
+        for parts, environment in ((up, {}), (up[::-1], older)):
+            for part in parts:
+                clients.wait_for_more()
+                assert part.stop() == 0, part.log_file.read_text()
+                part.spec = dataclasses.replace(part.spec, environment=environment)
+                cluster.restart(part)
+                cluster.wait_until_healthy()
+                replicated.wait_in_sync(TOPIC)
+        clients.wait_for_more()
+        stopped = clients.ask("stop")
+        print(stopped)
+        clients.wait_until_read()
+        read = clients.ask("end")
+        assert {name: told["failed"] for name, told in stopped.items()} == {"older": [], "newer": []}
+        sent = sorted(f"{name}-{number}" for name, told in stopped.items() for number in range(told["sent"]))
+        with headrace.Reader(TOPIC, bootstrap_servers=replicated.servers) as reader:
+            assert sorted(record.value.decode() for record in reader) == sent
+        assert set(read["older"]) | set(read["newer"]) == set(sent)
+        assert min(map(len, read.values())) > 0, "each member reads a share"
+        for part in cluster.parts:
+            assert "Traceback" not in part.log_file.read_text(), part.name
