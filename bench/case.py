@@ -80,11 +80,11 @@ class Target:
     """Whether `bound` is a maximum instead of a minimum."""
 
     def measured(self, results: Results) -> float | None:
-        """Return the median over the rounds; `None` if a figure was not measured."""
+        """Return the median over the rounds; `None` if a figure was not measured, or a divisor is 0."""
         values = self.figure.of(results)
         if self.against is not None:
             others = self.against.of(results)
-            values = [mine / other for mine, other in zip(values, others, strict=False)]
+            values = [mine / other for mine, other in zip(values, others, strict=False) if other]
         return statistics.median(values) if values else None
 
     def cases(self) -> list[str]:

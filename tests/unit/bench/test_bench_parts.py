@@ -30,6 +30,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert Target("", Figure("a"), 2.0, Figure("b")).met(results) is True
     assert Target("", Figure("a"), 1.5, Figure("b"), at_most=True).met(results) is False
     assert Target("", Figure("a"), 15.0, Figure("missing")).met(results) is None
+    assert Target("", Figure("a"), 15.0, Figure("zero")).met(results | {"zero": [Sample({RATE: 0.0})] * 3}) is None
 
 
 @pytest.mark.parametrize("catalogue", [CATALOGUE, PEERS])
