@@ -291,16 +291,19 @@ def test_the_guides_session_finds_the_source_where_no_environment_is_activated(t
 def test_the_guides_examples_work(
     spark: Any, spark_cluster: LocalCluster, topic_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unchanged, on a topic of this test's own."""
+    """Unchanged, on topics of this test's own."""
     topic = Topic(spark_cluster, topic_name)
     topic.write({0: 120, 1: 80})
     for name in ("copy", "counts"):
         Topic(spark_cluster, f"{topic_name}-{name}")
+    visits = Topic(spark_cluster, f"{topic_name}-visits", columns="page string, user int64, ts timestamp[ms, UTC]")
     names = {"spark": spark, "table": str(tmp_path / "table"), "checkpoint": str(tmp_path / "checkpoint")}
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL):
         code = code.replace("localhost:7170", topic.servers).replace('"clicks"', f'"{topic_name}"')
-        exec(re.sub('"(copy|counts)"', f'"{topic_name}-\\1"', code), names)
+        exec(re.sub('"(copy|counts|visits)"', f'"{topic_name}-\\1"', code), names)
     assert spark.read.parquet(names["table"]).count() == 200
     assert sorted(topic.values(f"{topic_name}-copy")) == sorted(topic.values())
+    with headrace.Reader(visits.name, bootstrap_servers=visits.servers) as reader:
+        assert reader.to_arrow().num_rows == 1_000
     assert "200" in capsys.readouterr().out.split()
     spark.conf.unset("spark.sql.python.filterPushdown.enabled")
