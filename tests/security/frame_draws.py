@@ -20,7 +20,7 @@ from headrace.wire.frames import CONFIRMED, HEADER, PREFACE, Header, Kind, Metho
 from headrace.wire.releases import CAPABILITIES, RELEASE
 from headrace_server.internal_v1 import replication_pb2
 
-from tests.security.fuzzing import Fuzz
+from tests.security.fuzzing import LIES, Fuzz
 
 OTHER_PROTOCOLS = (
     b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n",
@@ -176,7 +176,7 @@ class Draws:
         else:
             field = draw.choice(("size", "message_size", "request_id_size"))
             wrong = getattr(header, field) + draw.choice((-1, 1, 28, -28))
-            header = header._replace(**{field: max(0, wrong)})
+            header = header._replace(**{field: min(max(0, wrong), max(LIES[field]))})
         return HEADER.pack(*header) + frame[HEADER.size :]
 
     def _fresh(self, make: Callable[[int], bytes], count: int) -> list[bytes]:

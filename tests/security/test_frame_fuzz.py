@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from headrace.wire.frames import HEADER, Header, Kind
 from headrace_server.native.connection import NativeConnection
 
 from tests.security import frame_fuzz
@@ -43,3 +44,10 @@ def test_the_same_seed_draws_the_same_frames() -> None:
     """And another one draws others."""
     first, again, other = (frame_fuzz.Draws(*drawn).conversation() for drawn in ((5, 1), (5, 1), (6, 1)))
     assert first == again != other
+
+
+def test_a_header_that_is_wrong_already_can_get_another_lie() -> None:
+    """Its largest value plus one is none that a header could have."""
+    draws = frame_fuzz.Draws(1, 1)
+    frame = HEADER.pack(*Header(2**32 - 1, Kind.REQUEST, message_size=2**32 - 1, request_id_size=2**16 - 1))
+    assert len({draws._with_a_lie(frame, 1) for _ in range(200)}) > 20
