@@ -1,6 +1,6 @@
-"""Queues of one process, over SQLite: diskcache and persist-queue, each in transactions of a chunk.
+"""Queues of one process, over SQLite: diskcache and persist-queue, in transactions of a chunk where they have them.
 
-The task's `topic` is the directory of the queue.
+persist-queue commits each put. The task's `topic` is the directory of the queue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def put_into_queue(task: Task) -> Iterator[int]:
     for chunk in task.chunks():
         for value in chunk:
             queue.put(value)
-        queue.task_done()
         yield queue.size
 
 
