@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.open_partition import DirectoryPartition
-from headrace.embedded.records import check_partition
+from headrace.embedded.partitions import check_partition
 from headrace.embedded.shared_bounds import BoundsReader, SharedBounds
 from headrace.log.checkpoint import Mark, read_sealed
 from headrace.log.environment import LogEnvironment

@@ -19,7 +19,7 @@ from headrace.embedded.catalogue import FILE as TOPICS_FILE
 from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.followed import in_use
 from headrace.embedded.open_partition import DirectoryPartition
-from headrace.embedded.records import check_partition
+from headrace.embedded.partitions import check_partition
 from headrace.embedded.shared_bounds import BoundsWriter, NoBounds, SharedBounds, writer_of
 from headrace.log.boot_note import read_boot_id
 from headrace.log.directory import DataDirectory

@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.embedded.appends import AppendQueue
 from headrace.embedded.cluster import DirectoryCluster
+from headrace.embedded.fetches import DirectoryFetches
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
@@ -71,10 +72,10 @@ class DirectoryServer:
             self._appends = AppendQueue(self._records.write, self._visible)
             directory.compaction_end = self._tables.expired_end  # type: ignore[method-assign]
             directory.start()
-        self._handlers = self._make_handlers()
+        self._handlers, fetches = self._make_handlers(), DirectoryFetches(directory)
         self._polled: dict[tuple[str, str], Callable[[Any], tuple[Attempt, float]]] = {
-            ("broker", "Fetch"): self._records.fetch_whole,
-            ("broker", "FetchZeroCopy"): self._records.fetch,
+            ("broker", "Fetch"): fetches.fetch_whole,
+            ("broker", "FetchZeroCopy"): fetches.fetch,
             ("groups", "Heartbeat"): self._heartbeat,
         }
 

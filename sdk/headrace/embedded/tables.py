@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
-from headrace.embedded.records import Partitions, ReadablePartition
+from headrace.embedded.partitions import Partitions, ReadablePartition
 from headrace.log.errors import SliceCutError
 from headrace.log.scan import checked_batches
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue

@@ -1,0 +1,91 @@
+"""Partitions of a directory as its handlers see them, in the process that writes and in those that read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from headrace.embedded.catalogue import DirectoryTopic
+from headrace.embedded.open_partition import DirectoryPartition
+from headrace.log.log_reader import LogReader
+from headrace.v1 import topics_pb2
+from headrace.wire.errors import HeadraceError, Outcome, UnknownPartitionError
+
+
+class ReadablePartition(Protocol):
+    """Partition whose records can be read, of a directory that this process or another one writes to."""
+
+    topic: DirectoryTopic
+    number: int
+    leader_epoch: int
+    missed_deletions_end: int
+    """Changes when records were removed that a reader of the log may have missed: deletions, below this offset."""
+
+    @property
+    def removed_deletions_end(self) -> int:
+        """Offset below which compaction may have removed deletions; see `LogCompaction.deletions_end`."""
+
+    @property
+    def reader(self) -> LogReader:
+        """Reader of the log."""
+
+    @property
+    def log(self) -> Any:
+        """Log, for its epochs, size and segments."""
+
+    @property
+    def visible_end(self) -> int:
+        """End of the visible records."""
+
+    @property
+    def chain_crc(self) -> int | None:
+        """Chain value at `visible_end`; `None` if it is not known."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset that can be read."""
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offset of the next record."""
+
+
+class Partitions(Protocol):
+    """Partitions of a directory."""
+
+    def topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
+        """Return a topic; raises as `DirectoryTopics.find`."""
+
+    def readable(self, topic: DirectoryTopic, number: int) -> ReadablePartition:
+        """Return a partition as it is now. Raises UnknownPartitionError."""
+
+    def writable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
+        """Return a partition. Raises UnknownPartitionError, DirectoryInUseError."""
+
+    def all_topics(self) -> Iterable[DirectoryTopic]:
+        """Return all topics."""
+
+
+def check_partition(topic: DirectoryTopic, number: int) -> None:
+    """Raise UnknownPartitionError if a topic lacks a partition."""
+    if not 0 <= number < topic.partitions:
+        raise UnknownPartitionError(f"topic {topic.name} has no partition {number}", outcome=Outcome.NOT_APPLIED)
+
+
+def answer_topic(
+    partitions: Partitions, reference: topics_pb2.TopicRef, results: Any
+) -> tuple[DirectoryTopic | None, HeadraceError | None, Any]:
+    """Return the topic of a part of a request, or the error, and the new element of the response."""
+    try:
+        topic = partitions.topic(reference)
+    except HeadraceError as error:
+        return None, error, results.add(name=reference.name, topic_id=reference.topic_id)
+    return topic, None, results.add(name=topic.name, topic_id=topic.topic_id)
+
+
+def known(topic: DirectoryTopic | None, unknown: HeadraceError | None) -> DirectoryTopic:
+    """Return the topic that `answer_topic` has found, or raise its error."""
+    if topic is None:
+        assert unknown is not None
+        raise unknown
+    return topic
