@@ -86,21 +86,31 @@ class TopicColumns:
         """Text of the columns in a batch: without the dropped ones and without defaults."""
         return ", ".join(str(replace(column, default="")) for column in self.current)
 
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Place of each column in `columns`, by its id."""
+        return {column.id: place for place, column in enumerate(self.columns)}
+
+    @cached_property
+    def _named(self) -> dict[str, TopicColumn]:
+        return {column.name: column for column in self.current}
+
     def by_name(self, name: str) -> TopicColumn:
         """Return a column.
 
         Raises:
             InvalidConfigError: If there is none of this name; the message has all names.
         """
-        for column in self.current:
-            if column.name == name:
-                return column
+        found = self._named.get(name)
+        if found is not None:
+            return found
         names = ", ".join(column.name for column in self.current)
         raise InvalidConfigError(f"there is no column {name!r}", action=f"Use one of: {names}.")
 
     def by_id(self, number: int) -> TopicColumn | None:
         """Return the column with an id, dropped or not."""
-        return next((column for column in self.columns if column.id == number), None)
+        place = self.places.get(number)
+        return None if place is None else self.columns[place]
 
 
 @lru_cache(256)

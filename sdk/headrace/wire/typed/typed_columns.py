@@ -108,7 +108,7 @@ class TypedColumns:
         return [column for column, stored in zip(self.columns, self._stored, strict=True) if stored is not None]
 
     def _place(self, column: TopicColumn) -> int | None:
-        return next((place for place, written in enumerate(self.columns) if written.id == column.id), None)
+        return self._directory.columns.places.get(column.id)
 
     def _array(self, place: int) -> Any:
         from headrace.wire.typed.arrow_columns import array_of_block
