@@ -11,6 +11,10 @@ PADDING = 16
 """Zeros after the data: a number may be read past the end of the last value before that is noticed."""
 
 
+GATHERED_BYTES = 1 << 20
+"""Bytes of texts that are copied in one step, which takes sixteen times as much memory."""
+
+
 class NotDecodedError(Exception):
     """The values cannot be decoded side by side; row by row they can, or have an error with its place."""
 
@@ -90,12 +94,21 @@ class ValueCursor:
         starts = self.skip(sizes)
         ends = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=ends[1:])
-        if not wanted or ends[-1] >= 1 << 31:
-            if wanted:
-                raise NotDecodedError
+        if not wanted:
             return np.zeros(1, np.int32), self._data[:0]
-        places = np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])
-        return ends.astype(np.int32), self._data[places]
+        if ends[-1] >= 1 << 31:
+            raise NotDecodedError
+        found = np.empty(ends[-1], np.uint8)
+        first = 0
+        while first < len(sizes):
+            last = max(first + 1, int(np.searchsorted(ends, ends[first] + GATHERED_BYTES, "right")) - 1)
+            if last == first + 1:  # It may be a large one.
+                found[ends[first] : ends[last]] = self._data[starts[first] : starts[first] + sizes[first]]
+            else:
+                moves = np.repeat(starts[first:last] - ends[first:last], sizes[first:last])
+                found[ends[first] : ends[last]] = self._data[moves + np.arange(ends[first], ends[last])]
+            first = last
+        return ends.astype(np.int32), found
 
     def whole_numbers(self, sizes: Int64s, width: int) -> npt.NDArray[np.uint8]:
         """Read big-endian whole numbers of each; return them with `width` bytes, little-endian: uint8[n, width]."""

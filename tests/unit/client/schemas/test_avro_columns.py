@@ -9,11 +9,14 @@ from typing import Any
 import fastavro
 import pytest
 from headrace.client.base.errors import SerializationError
+from headrace.client.schemas import avro_cursor
 from headrace.client.schemas.avro_columns import columns_of_avro
 from headrace.client.schemas.avro_tables import AvroTables
 from headrace.client.schemas.registry import RegisteredSchema, SchemaRegistry
 from headrace.client.schemas.table_schema import TableSchema
 from headrace.client.schemas.wire_header import HEADER
+from headrace.wire.decoded import BinaryColumn
+from headrace.wire.encoding import join_column
 from headrace.wire.errors import InvalidConfigError
 
 
@@ -162,3 +165,16 @@ def test_bytes_that_do_not_fit(data: bytes, message: str) -> None:
     assert reader is not None
     with pytest.raises(SerializationError, match=message):
         reader.row(data)
+
+
+def test_texts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied in steps of bounded memory: of one large text, of some, and of none."""
+    monkeypatch.setattr(avro_cursor, "GATHERED_BYTES", 10)
+    texts = ["", "a", "bc" * 20, "", "defgh", "ij", "klmnopqrst", "", ""]
+    rows = [{"item": text, "count": number} for number, text in enumerate(texts)]
+    joined = join_column("value", [value(1, OLD, row) for row in rows])
+    reader = AvroTables(TableSchema(Known(OLD), "AVRO", json.dumps(OLD), "", ())).reader(())
+    assert reader is not None
+    found = reader.arrays(BinaryColumn(joined.offsets, memoryview(joined.data), joined.validity), reader.columns)
+    assert found is not None
+    assert found[0].to_pylist() == texts
