@@ -113,6 +113,18 @@ class OrderedKeys:
                 return
             at = 0
 
+    def only(self, prefix: bytes) -> tuple[bytes, int] | None:
+        """Return the key that begins with `prefix`, with its number, if there is surely no other: a fast `first`."""
+        part = bisect_left(self._lasts, prefix)
+        if part == len(self._lasts):
+            return None
+        keys = self._keys[part]
+        at = bisect_left(keys, prefix)
+        key, after = keys[at], at + 1
+        if after == len(keys) or not key.startswith(prefix) or keys[after].startswith(prefix):
+            return None
+        return key, self._numbers[part][at]
+
     def first(self, start: bytes, end: bytes, most: int) -> list[tuple[bytes, int]]:
         """Return the first `most` keys from `start` on, below `end`, with their numbers: as `items`, faster for few."""
         part = bisect_left(self._lasts, start)

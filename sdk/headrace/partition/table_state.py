@@ -218,6 +218,14 @@ class RowOffsets:
         size = len(prefix)
         return [(key[size:], offset) for key, offset in self._keys.first(prefix + wanted.start, end, most)]
 
+    def only_column(self, row: bytes) -> tuple[bytes, int] | None:
+        """Return the column of a row that has one, and no deletion since; `None` for others, and for some of those."""
+        prefix = row_start(row)
+        found = self._keys.only(prefix)
+        if found is None or prefix in self._deletions:
+            return None
+        return found[0][len(prefix) :], found[1]
+
     def rows_from(self, start: bytes, end: bytes | None, prefix: bytes) -> Iterator[bytes]:
         """Yield the rows from `start` on, below `end`, that begin with `prefix`; a row may be added meanwhile."""
         first = max(rows_start(start), rows_start(prefix))

@@ -120,8 +120,10 @@ def test_columns_below_the_log_start_go():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_version_is_the_offset_of_a_row_s_last_record(seed):
-    """Also if that deletes a column: made at once from a part of a history, then continued."""
+def test_a_version_is_the_offset_of_a_row_s_last_record(seed, monkeypatch):
+    """Also if that deletes a column, and whichever columns are read; keys of a row may be in several lists."""
+    monkeypatch.setattr(ordered_keys, "_MOST", 4)
+    monkeypatch.setattr(ordered_keys, "_FILLED", 3)
     changes, model = [change._replace(expires_ms=0) for change in history(seed, 300)], Model()
     begun = random.Random(seed).randrange(200)
     for change in changes[:begun]:
@@ -131,8 +133,10 @@ def test_a_version_is_the_offset_of_a_row_s_last_record(seed):
         state.apply(change)
         model.apply(change)
         for row in ROWS:
-            found = look_up(state, row, wanted_columns(tables_pb2.ColumnSlice(names=[b"x"])))
-            assert found.version == model.versions.get(row_start(row), ABSENT)
+            expected = model.versions.get(row_start(row), ABSENT)
+            assert look_up(state, row, wanted_columns(tables_pb2.ColumnSlice(names=[b"x"]))).version == expected
+            whole = look_up(state, row, wanted_columns(tables_pb2.ColumnSlice()))
+            assert (whole.version, whole.columns, whole.next_column) == (expected, state.columns_of(row), None)
 
 
 @pytest.mark.parametrize("start_offset", [0, 1, 150, 299, 300])
