@@ -69,6 +69,27 @@ TABLES = (
         Test(UNIT + "test_a_truncated_log_is_read_anew", "A commit that is taken back is what its other checks show."),
     ),
     Mutant(
+        "expired-by-a-wrong-clock-for-ever",
+        "H43 I31",
+        "PartitionTable._has",
+        replace("not self._state.lacks_columns(self._context.now_ms())", "True"),
+        "A clock that was ahead and is put back leaves a state without columns that the log has.",
+        Test(
+            UNIT + "test_columns_that_a_wrong_clock_has_expired_are_there_again",
+            "What was written to expire may be absent at any time there, for clocks differ.",
+        ),
+    ),
+    Mutant(
+        "state-with-records-below-the-log-start",
+        "H155",
+        "PartitionTable._build",
+        replace("RowOffsets(batches(), start_offset)", "RowOffsets(batches())"),
+        "A new state has rows whose records cannot be read: each read of them fails.",
+        Test(
+            UNIT + "test_a_new_state_has_nothing_below_the_log_start", "No one removes records of a table by their age."
+        ),
+    ),
+    Mutant(
         "expired-records-not-told-to-followers",
         "H151",
         "LogCompaction._select_undeleted",
