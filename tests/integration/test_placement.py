@@ -13,6 +13,7 @@ from headrace_devcluster.cluster import LocalCluster
 from tests.integration.replicated import BROKER_SETTINGS, Follower, Replicated, Writer, until
 
 PARTITIONS = 4
+WAIT_SECONDS = 60.0
 CENTERS = {1: "east", 2: "east", 3: "west", 4: "west"}
 
 
@@ -65,7 +66,7 @@ def test_reads_from_replicas_stay_in_the_data_center(two_centers: Replicated) ->
     def hits(*broker_ids: int) -> float:
         return sum(two_centers.metric(each, "table_hits_total") for each in broker_ids)
 
-    with headrace.Table("near", bootstrap_servers=two_centers.servers, data_center="west") as users:
+    with headrace.Table("near", bootstrap_servers=two_centers.servers, client_data_center="west") as users:
         newest = users.put("u1", {"name": "Ada"})
         east, west = hits(1, 2), hits(3, 4)
         for _ in range(40):
@@ -78,6 +79,38 @@ def test_reads_from_replicas_stay_in_the_data_center(two_centers: Replicated) ->
         row = users.get("u1", consistency="replica", min_offset=newest + 1)
         assert row is not None
         assert row["name"] == "Ada"
+
+
+def test_a_consumer_reads_the_replica_of_its_data_center(two_centers: Replicated) -> None:
+    """Not that of the rack of the same name in the other one, which leads; the nearest one of two."""
+    two_centers.create("close", [[1, 3, 4]], min_insync_replicas=2)
+    seen = 0
+
+    def fetched() -> list[float]:
+        return [two_centers.metric(each, "fetched_bytes_total") for each in CENTERS]
+
+    with (
+        headrace.Producer(bootstrap_servers=two_centers.servers) as producer,
+        headrace.Consumer(
+            "close",
+            bootstrap_servers=two_centers.servers,
+            auto_offset_reset="earliest",
+            client_data_center="west",
+            client_rack="r1",
+        ) as consumer,
+    ):
+
+        def read_from() -> list[int]:
+            """Return the brokers from which some more records come."""
+            nonlocal seen
+            before, end = fetched(), seen + 100
+            producer.send_many("close", [b"x"] * 100, partition=0)
+            producer.flush(WAIT_SECONDS)
+            while seen < end:
+                seen += len(consumer.poll(WAIT_SECONDS))
+            return [each for each, more, less in zip(CENTERS, fetched(), before, strict=True) if more > less]
+
+        until(lambda: read_from() == [3], "reading at broker 3")
 
 
 def test_moves_and_new_partitions_keep_the_numbers_of_the_placement(two_centers: Replicated) -> None:

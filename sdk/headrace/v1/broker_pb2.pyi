@@ -130,7 +130,7 @@ class PartitionProduceResult(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., base_offsets: _Optional[_Iterable[int]] = ..., append_timestamp_ms: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., repeated_batches: bool = ..., log_end_offset: _Optional[int] = ..., log_end_crc: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("client_id", "max_wait_ms", "min_bytes", "max_bytes", "topics", "as_records", "rack")
+    __slots__ = ("client_id", "max_wait_ms", "min_bytes", "max_bytes", "topics", "as_records", "rack", "data_center")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     MIN_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class FetchRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     AS_RECORDS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
+    DATA_CENTER_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     max_wait_ms: int
     min_bytes: int
@@ -145,7 +146,8 @@ class FetchRequest(_message.Message):
     topics: _containers.RepeatedCompositeFieldContainer[TopicFetch]
     as_records: bool
     rack: str
-    def __init__(self, client_id: _Optional[str] = ..., max_wait_ms: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicFetch, _Mapping]]] = ..., as_records: bool = ..., rack: _Optional[str] = ...) -> None: ...
+    data_center: str
+    def __init__(self, client_id: _Optional[str] = ..., max_wait_ms: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicFetch, _Mapping]]] = ..., as_records: bool = ..., rack: _Optional[str] = ..., data_center: _Optional[str] = ...) -> None: ...
 
 class TopicFetch(_message.Message):
     __slots__ = ("topic", "partitions", "selection")

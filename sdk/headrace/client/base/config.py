@@ -197,12 +197,14 @@ class AdminConfig(ClientConfig):
 class TableConfig(ClientConfig):
     """Settings of `Table`."""
 
-    data_center: str = _setting(
+    client_data_center: str = _setting(
         "",
-        'Data center of this client, as brokers name theirs. Reads with `consistency="replica"` prefer the replicas in '
-        "it, and ask others if those do not answer.",
+        'Data center of this client, as in the brokers\' settings. Reads with `consistency="replica"` prefer replicas '
+        "there, and ask others if those do not answer.",
     )
-    rack: str = _setting("", "Rack of this client, within its data center; replicas there are preferred in turn.")
+    client_rack: str = _setting(
+        "", "Rack of this client, as in the brokers' settings; replicas in the same rack are preferred."
+    )
     value_serializer: str | Serializer | None = _setting("str", "`bytes`, `str`, `json` or a callable for values.")
     value_deserializer: str | Deserializer | None = _setting("str", "`bytes`, `str`, `json` or a callable for values.")
 
@@ -353,6 +355,11 @@ class FetchConfig(ClientConfig):
         one_of=CORRUPT_BATCHES,
     )
     dead_letter_topic: str = _setting("", "Topic that on_corrupt_batch=dead_letter writes batches to.")
+    client_data_center: str = _setting(
+        "",
+        "Data center of this client, as in the brokers' settings. A replica there is read instead of a leader "
+        "elsewhere.",
+    )
     client_rack: str = _setting(
         "",
         "Rack of this client, as in the brokers' settings. A replica in the same rack is read instead of the leader.",

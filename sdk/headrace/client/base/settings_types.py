@@ -79,12 +79,12 @@ class AdminSettings(ClientSettings, total=False):
 class TableSettings(ClientSettings, total=False):
     """Settings of `Table`."""
 
-    data_center: str
-    """Data center of this client, as brokers name theirs. Reads with `consistency="replica"` prefer the replicas in
-    it, and ask others if those do not answer."""
+    client_data_center: str
+    """Data center of this client, as in the brokers' settings. Reads with `consistency="replica"` prefer replicas
+    there, and ask others if those do not answer."""
 
-    rack: str
-    """Rack of this client, within its data center; replicas there are preferred in turn."""
+    client_rack: str
+    """Rack of this client, as in the brokers' settings; replicas in the same rack are preferred."""
 
     value_serializer: str | Serializer | None
     """`bytes`, `str`, `json` or a callable for values."""
@@ -202,6 +202,10 @@ class FetchSettings(ClientSettings, total=False):
 
     dead_letter_topic: str
     """Topic that on_corrupt_batch=dead_letter writes batches to."""
+
+    client_data_center: str
+    """Data center of this client, as in the brokers' settings. A replica there is read instead of a leader in
+    another one."""
 
     client_rack: str
     """Rack of this client, as in the brokers' settings. A replica in the same rack is read instead of the leader."""

@@ -40,12 +40,12 @@ def fetch_plan(
     address: str,
     parts: Sequence[Wanted],
     *,
-    names_rack: bool = False,
+    names_place: bool = False,
     selection: broker_pb2.ColumnSelection | None = None,
 ) -> FetchPlan:
     """Return the plan of one fetch of some partitions from one broker.
 
-    `selection` requests columns of typed topics. `names_rack` requests the name of a nearer replica from the
+    `selection` requests columns of typed topics. `names_place` requests the name of a nearer replica from the
     leader, and allows another replica to serve.
     """
     request = broker_pb2.FetchRequest(
@@ -53,7 +53,8 @@ def fetch_plan(
         max_wait_ms=config.fetch_max_wait_ms,
         min_bytes=config.fetch_min_bytes,
         max_bytes=config.fetch_max_bytes,
-        rack=config.client_rack if names_rack else "",
+        rack=config.client_rack if names_place else "",
+        data_center=config.client_data_center if names_place else "",
     )
     entries: dict[str, broker_pb2.TopicFetch] = {}
     for part in parts:

@@ -66,6 +66,7 @@ class FetchPlanner:
         share = self._positions.share()
         enough = PARTITIONS_BEHIND * FETCHES_BEHIND * self._cluster_metadata.broker_count()
         behind = seen = 0
+        has_place = bool(self._config.client_rack or self._config.client_data_center)
         by_target: dict[tuple[int, bool], tuple[str, list[_Candidate]]] = {}
         for where in self._positions.turn:
             if behind >= enough:  # The next plan continues from here.
@@ -78,13 +79,13 @@ class FetchPlanner:
             if target is None or self._in_flight.get(target[0], 0) >= FETCHES_PER_BROKER:
                 continue
             broker_id, address, epoch, from_leader = target
-            names_rack = bool(self._config.client_rack) and partition.near.may_be_asked_for(now_ms)
+            names_place = has_place and partition.near.may_be_asked_for(now_ms)
             candidate = _Candidate(partition, epoch, from_leader)
-            by_target.setdefault((broker_id, names_rack), (address, []))[1].append(candidate)
+            by_target.setdefault((broker_id, names_place), (address, []))[1].append(candidate)
             behind += partition.is_behind
         self._positions.turn.rotate(-1 if seen == len(self._positions.turn) else -seen)
         plans = []
-        for (broker_id, names_rack), (address, candidates) in by_target.items():
+        for (broker_id, names_place), (address, candidates) in by_target.items():
             for chosen in _fetches_of(candidates):
                 if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
                     break
@@ -93,7 +94,7 @@ class FetchPlanner:
                     broker_id,
                     address,
                     [candidate.take_off() for candidate in chosen],
-                    names_rack=names_rack,
+                    names_place=names_place,
                     selection=self._positions.selection,
                 )
                 self._start(plan, now_ms)
@@ -251,7 +252,7 @@ class FetchPlanner:
         partition.log_start_offset = result.log_start_offset
         if not part.from_leader:
             partition.near.answered(now_ms, data=bool(data))
-        elif plan.request.rack and result.preferred_replica not in (-1, plan.broker_id):
+        elif (plan.request.rack or plan.request.data_center) and result.preferred_replica not in (-1, plan.broker_id):
             partition.near.offered(result.preferred_replica, now_ms, self._config.metadata_max_age_ms)
         if not data:
             return False

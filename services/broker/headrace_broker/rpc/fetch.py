@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from headrace.log.slices import Slice
 from headrace.partition.selections import LOCATED_FACTOR, read_selected, selection_of
+from headrace.placement.nearness import Place, distance
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
@@ -121,7 +122,7 @@ class FetchHandler:
         started = time.perf_counter()
         max_bytes = self._check(request)
         response = broker_pb2.FetchResponse()
-        wanted = await self._resolve(request, response)
+        wanted, client = await self._resolve(request, response), _place_of(request)
         try:
             found_bytes, waited, response.throttle_ms = await self._find(wanted, request, max_bytes, peer)
             if found_bytes and request.as_records:  # The maximum, because the inflated size is unknown.
@@ -132,7 +133,7 @@ class FetchHandler:
             records_bytes = MAX_ANSWER_BYTES if request.as_records else 0
             for index, each in enumerate(wanted):
                 await let_others_run(index, LIGHT_ITEMS_PER_TURN if each.source is None else ITEMS_PER_TURN)
-                self._describe(each, request.rack)
+                self._describe(each, client)
                 if each.source is not None and each.selection is not None:
                     each.batches.append(b"".join(await self._select(each, each.source, each.selection, max_bytes)))
                 elif each.source is not None:
@@ -156,7 +157,7 @@ class FetchHandler:
             )
         max_bytes = self._check(request)
         response = broker_pb2.FetchResponse()
-        wanted = await self._resolve(request, response)
+        wanted, client = await self._resolve(request, response), _place_of(request)
         slices: list[list[Slice]] = []
         selected: list[list[bytes]] = []
         held_bytes = 0
@@ -173,7 +174,7 @@ class FetchHandler:
                 held_bytes = found_bytes
             for index, each in enumerate(wanted):
                 await let_others_run(index, LIGHT_ITEMS_PER_TURN)
-                self._describe(each, request.rack)
+                self._describe(each, client)
                 slices.append([])
                 selected.append([])
                 if each.source is not None and each.selection is not None:
@@ -214,7 +215,7 @@ class FetchHandler:
         """Find the slices, and wait for them as requested. Return their bytes, the seconds of the wait, and the
         milliseconds that the caller should wait itself if there was no slot to wait.
         """
-        from_follower = bool(request.rack)
+        from_follower = any(_place_of(request))
         min_bytes = min(request.min_bytes, max_bytes)
         found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
         if found_bytes >= min_bytes or is_full or request.max_wait_ms <= 0 or _any_news(wanted):
@@ -283,16 +284,20 @@ class FetchHandler:
                 wanted.append(each)
         return wanted
 
-    def _prefer_replica(self, partition: Partition, offset: int, rack: str) -> int:
-        """Return an in-sync follower in the reader's rack that has `offset` (KIP-392), or `-1` to read here."""
-        leadership = partition.replica.leadership
-        if leadership is None or self._context.settings.rack == rack:
+    def _prefer_replica(self, partition: Partition, offset: int, client: Place) -> int:
+        """Return an in-sync follower nearer to the reader that has `offset` (KIP-392), or `-1` to read here."""
+        leadership, settings = partition.replica.leadership, self._context.settings
+        nearest, here = -1, distance(client, Place(settings.data_center, settings.rack))
+        if leadership is None or here == 0:
             return -1
         for member in leadership.state.in_sync:
             follower = leadership.followers.get(member)
-            if follower is not None and follower.offset >= offset and self._replica_manager.rack_of(member) == rack:
-                return member.broker_id
-        return -1
+            if follower is None or follower.offset < offset:
+                continue
+            there = distance(client, self._replica_manager.place_of(member))
+            if there < here:
+                nearest, here = member.broker_id, there
+        return nearest
 
     async def _locate(self, wanted: list[_Wanted], max_bytes: int, *, from_follower: bool) -> tuple[int, bool]:
         """Find slices of at most `max_bytes` in total, except the first; return their bytes, and if one did not fit.
@@ -363,7 +368,7 @@ class FetchHandler:
                 return found_bytes
             event.clear()
 
-    def _describe(self, each: _Wanted, rack: str) -> None:
+    def _describe(self, each: _Wanted, client: Place) -> None:
         """Write the fields of one partition's result other than the batches."""
         result, partition = each.result, each.partition
         if partition is None:
@@ -378,8 +383,8 @@ class FetchHandler:
             end = partition.log.end
             if each.error is None and result.log_start_offset == end.offset == each.request.offset:
                 result.chain_crc = end.crc
-        if rack and each.error is None:
-            result.preferred_replica = self._prefer_replica(partition, each.request.offset, rack)
+        if any(client) and each.error is None:
+            result.preferred_replica = self._prefer_replica(partition, each.request.offset, client)
         if each.diverged is not None:
             result.diverged.leader_epoch = each.diverged.leader_epoch
             result.diverged.end_offset = each.diverged.end_offset
@@ -458,6 +463,10 @@ def _check_rights(wanted: list[_Wanted]) -> None:
                 current.require(Operation.READ, ResourceKind.TOPIC, each.topic)
             except HeadraceError as error:
                 each.error = error
+
+
+def _place_of(request: broker_pb2.FetchRequest) -> Place:
+    return Place(request.data_center, request.rack)
 
 
 def _close_all(wanted: list[_Wanted]) -> None:

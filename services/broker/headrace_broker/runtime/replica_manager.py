@@ -16,6 +16,7 @@ from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
 from headrace.partition.log_settings import log_settings
 from headrace.partition.topic_configs import TopicConfig
+from headrace.placement.nearness import Place
 from headrace.wire.errors import (
     HeadraceError,
     LeaderHint,
@@ -102,10 +103,12 @@ class ReplicaManager:
             error.leader = self.with_address(error.leader)
         return error
 
-    def rack_of(self, replica: Replica) -> str:
-        """Return the rack of a broker in that session; empty if it has none or is not registered in it."""
+    def place_of(self, replica: Replica) -> Place:
+        """Return the place of a broker in that session; an empty one if it is not registered in it."""
         broker = self.view.brokers.get(BrokerId(replica.broker_id))
-        return broker.live.rack if broker is not None and broker.broker_epoch == replica.broker_epoch else ""
+        if broker is None or broker.broker_epoch != replica.broker_epoch:
+            return Place("", "")
+        return Place(broker.live.data_center, broker.live.rack)
 
     # --- start ---
 

@@ -154,11 +154,11 @@ def test_a_read_from_a_replica_asks_any_in_sync_one(servers):
     ("settings", "first"),
     [
         ({}, {"b1:1", "b2:1", "b3:1"}),
-        ({"data_center": "east"}, {"b1:1", "b2:1"}),
-        ({"data_center": "east", "rack": "r2"}, {"b2:1"}),
-        ({"data_center": "east", "rack": "r9"}, {"b1:1", "b2:1"}),
-        ({"data_center": "west", "rack": "r2"}, {"b3:1"}),
-        ({"data_center": "north"}, {"b1:1", "b2:1", "b3:1"}),
+        ({"client_data_center": "east"}, {"b1:1", "b2:1"}),
+        ({"client_data_center": "east", "client_rack": "r2"}, {"b2:1"}),
+        ({"client_data_center": "east", "client_rack": "r9"}, {"b1:1", "b2:1"}),
+        ({"client_data_center": "west", "client_rack": "r2"}, {"b3:1"}),
+        ({"client_data_center": "north"}, {"b1:1", "b2:1", "b3:1"}),
     ],
 )
 def test_a_read_from_a_replica_asks_the_nearest_first(monkeypatch, settings, first):
