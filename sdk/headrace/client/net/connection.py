@@ -33,7 +33,6 @@ from headrace.client.net.sessions import (
     Sessions,
     Token,
     TokenCall,
-    not_open_in_time,
 )
 from headrace.v1 import (
     auth_pb2_grpc,
@@ -301,7 +300,7 @@ class Connections:
         try:
             token, error = opened.get(timeout=seconds)
         except queue.Empty:
-            raise not_open_in_time(address) from None
+            raise self.sessions.not_open_in_time(address) from None
         if error is not None:
             raise error
         return token

@@ -16,7 +16,7 @@ from headrace.client.net.connection import CHANNEL_OPTIONS, FETCH, PRODUCE
 from headrace.client.net.native_async import AsyncNativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, native_request
 from headrace.client.net.security import ChannelSecurity, ClientCertificates, Options, credentials_of
-from headrace.client.net.sessions import AwaitToken, Sessions, Token, TokenCall, not_open_in_time
+from headrace.client.net.sessions import AwaitToken, Sessions, Token, TokenCall
 from headrace.v1 import (
     auth_pb2_grpc,
     broker_pb2,
@@ -212,7 +212,7 @@ class AsyncConnections:
             async with asyncio.timeout(seconds):
                 return await opened
         except TimeoutError:
-            raise not_open_in_time(address) from None
+            raise self.sessions.not_open_in_time(address) from None
 
     def _spawn(self, exchange: Operation[None]) -> None:
         """Run an exchange of `Sessions`, for all calls that wait for it."""

@@ -147,6 +147,8 @@ class Sessions:
         self._renewal = ""
         """Address at which to renew; empty means that no renewal is due."""
         self._is_opening = False
+        self._failure = ""
+        """Why the last exchange failed; empty after a session was opened."""
         self._is_closed = False
         self._coordinators: tuple[str, ...] = ()
         """Coordinators that take the proof, if brokers do not."""
@@ -202,6 +204,16 @@ class Sessions:
             self._refused = token
             if self._token == token:
                 self._token = None
+
+    def not_open_in_time(self, address: str) -> UnsentCallError:
+        """Return the error of a call whose time was up before the session was open; not raised."""
+        typed = TimedOutError(
+            f"no session was opened in time for a call to {address}{self._failure and f': {self._failure}'}",
+            outcome=Outcome.NOT_APPLIED,
+            retriable=True,
+            action="Try again or elsewhere.",
+        )
+        return UnsentCallError(typed, "DEADLINE_EXCEEDED", typed.message)
 
     def close(self) -> None:
         """End all waits with ClosedError. Calling it again does nothing."""
@@ -360,7 +372,7 @@ class Sessions:
                     return
                 waiting, self._waiting = self._waiting, []
                 if not waiting:
-                    self._token = token
+                    self._token, self._failure = token, ""
                     return
             for waiter in waiting:
                 _release(waiter, token, None)
@@ -369,7 +381,7 @@ class Sessions:
         with self._lock:
             waiting = [waiter for waiter in self._waiting if waiter.address == address]
             self._waiting = [waiter for waiter in self._waiting if waiter.address != address]
-            token = self._token
+            token, self._failure = self._token, str(error)
         if not waiting and token is not None:
             left_s = max(0.0, token.ends_at - time.monotonic())
             log.warning("the session is not renewed and ends in %.0f s: %s", left_s, error)
@@ -452,14 +464,3 @@ def is_final(token: Token, refused_at: float | None) -> bool:
     A session that another call had opened before may be as invalid as the one that was refused first.
     """
     return refused_at is not None and token.opened_at >= refused_at
-
-
-def not_open_in_time(address: str) -> UnsentCallError:
-    """Return the error of a call whose time was up before the session was open; not raised."""
-    typed = TimedOutError(
-        f"no session was opened in time for a call to {address}",
-        outcome=Outcome.NOT_APPLIED,
-        retriable=True,
-        action="Try again or elsewhere.",
-    )
-    return UnsentCallError(typed, "DEADLINE_EXCEEDED", typed.message)

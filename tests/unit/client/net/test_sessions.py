@@ -234,6 +234,20 @@ def test_a_lost_answer_to_an_exchange_leaves_the_call_unsent(script):
     assert (typed.outcome, typed.retriable) == (Outcome.NOT_APPLIED, True)
 
 
+def test_a_wait_that_takes_too_long_ends_with_the_last_reason(script):
+    """A server that etcd does not reach says so of a key that it does not know, until the time of the call is up."""
+    at = script()
+    assert str(at.sessions.not_open_in_time(A)).startswith(f"no session was opened in time for a call to {A}. ")
+    at.wait("call")
+    failure = FailedCallError(grpc.StatusCode.UNAVAILABLE, "etcd")
+    failure.typed = MetastoreUnavailableError("etcd has not been reached for 40 s", outcome=Outcome.NOT_APPLIED)
+    at.answer(failure)
+    said = str(at.sessions.not_open_in_time(A))
+    assert "in time for a call to localhost:1: etcd has not been reached for 40 s" in said
+    at.open()
+    assert "etcd" not in str(at.sessions.not_open_in_time(A))
+
+
 def test_a_refused_credential_is_named_and_not_tried_again(script, tmp_path):
     """The error is the server's with the setting; it is no refusal of a token, so that the call is not repeated."""
     path = tmp_path / "key"
