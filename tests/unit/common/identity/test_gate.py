@@ -242,6 +242,19 @@ def test_a_certificate_identifies_one_user_or_itself(known):
         caller("", ["billing.example.org", "spiffe://x/bob"])
 
 
+def test_a_certificate_is_refused_by_disabling_its_user(known):
+    """Also one that is remembered, and that no user had before: there is no other revocation."""
+    caller = known.gate.caller("", ["cn"])
+    access = Access(known.gate, caller, "Produce")
+    access.recheck()
+    user = metadata_pb2.StoredUser(name="certificate:cn", disabled=True)
+    known.keys.write({KEYS.user(user.name): user.SerializeToString()})
+    with pytest.raises(UnauthenticatedError, match="user certificate:cn is disabled"):
+        access.recheck()
+    with pytest.raises(UnauthenticatedError, match="user certificate:cn is disabled"):
+        known.gate.caller("", ["cn"])
+
+
 def test_a_server_is_known_by_the_cluster_secret_alone(known):
     """A session of the same name is no server, and no session is signed by that key."""
     server = known.gate.caller(known.gate.server_token())
