@@ -26,6 +26,7 @@ PLACEHOLDERS = {
     "ID",
     "GROUP",
     "MIRROR",
+    "SUBJECT",
     "TOPIC",
     "TOPIC:PARTITION",
     "FILE",
