@@ -3,14 +3,14 @@
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a client or a broker is; parts that are not known are empty."""
 
     data_center: str
     rack: str
 
 
-def distance(client: Place, broker: Place) -> int:
+def distance(client: Location, broker: Location) -> int:
     """Return 0 for a broker in the rack of a client, 1 for one in its data center, 2 for others.
 
     Racks of the same name in two data centers are two racks. A client that names no data center is in any of them.

@@ -1,20 +1,20 @@
 """Distance between clients and brokers."""
 
 import pytest
-from headrace.placement.nearness import Place, distance
+from headrace.placement.nearness import Location, distance
 
 
 @pytest.mark.parametrize(
     ("client", "broker", "expected"),
     [
-        (Place("east", "r1"), Place("east", "r1"), 0),
-        (Place("east", "r1"), Place("east", "r2"), 1),
-        (Place("east", "r1"), Place("west", "r1"), 2),
-        (Place("east", ""), Place("east", ""), 1),
-        (Place("east", "r1"), Place("", ""), 2),
-        (Place("", "r1"), Place("west", "r1"), 0),
-        (Place("", "r1"), Place("west", "r2"), 1),
-        (Place("", ""), Place("", ""), 1),
+        (Location("east", "r1"), Location("east", "r1"), 0),
+        (Location("east", "r1"), Location("east", "r2"), 1),
+        (Location("east", "r1"), Location("west", "r1"), 2),
+        (Location("east", ""), Location("east", ""), 1),
+        (Location("east", "r1"), Location("", ""), 2),
+        (Location("", "r1"), Location("west", "r1"), 0),
+        (Location("", "r1"), Location("west", "r2"), 1),
+        (Location("", ""), Location("", ""), 1),
     ],
 )
 def test_distance(client, broker, expected):

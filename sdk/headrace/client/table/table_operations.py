@@ -17,7 +17,7 @@ from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.table.purges import PurgedPartition
 from headrace.client.table.rows import Row, RowFormat, TablePartition, VersionConflictError, column_slice, key_of
-from headrace.placement.nearness import Place, distance
+from headrace.placement.nearness import Location, distance
 from headrace.v1 import cluster_pb2, tables_pb2, topics_pb2
 from headrace.wire.batch import sequence_after
 from headrace.wire.errors import (
@@ -344,8 +344,8 @@ class TableOperations:
             }
 
     def _distance(self, broker: cluster_pb2.BrokerMetadata) -> int:
-        client = Place(self._config.client_data_center, self._config.client_rack)
-        return distance(client, Place(broker.data_center, broker.rack))
+        client = Location(self._config.client_data_center, self._config.client_rack)
+        return distance(client, Location(broker.data_center, broker.rack))
 
     def _call(
         self, partition: int, method: str, request: Any, deadline: float, *, consistency: str = "leader"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.log.slices import Slice
 from headrace.partition.selections import LOCATED_FACTOR, read_selected, selection_of
-from headrace.placement.nearness import Place, distance
+from headrace.placement.nearness import Location, distance
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
@@ -284,10 +284,10 @@ class FetchHandler:
                 wanted.append(each)
         return wanted
 
-    def _prefer_replica(self, partition: Partition, offset: int, client: Place) -> int:
+    def _prefer_replica(self, partition: Partition, offset: int, client: Location) -> int:
         """Return an in-sync follower nearer to the reader that has `offset` (KIP-392), or `-1` to read here."""
         leadership, settings = partition.replica.leadership, self._context.settings
-        nearest, here = -1, distance(client, Place(settings.data_center, settings.rack))
+        nearest, here = -1, distance(client, Location(settings.data_center, settings.rack))
         if leadership is None or here == 0:
             return -1
         for member in leadership.state.in_sync:
@@ -368,7 +368,7 @@ class FetchHandler:
                 return found_bytes
             event.clear()
 
-    def _describe(self, each: _Wanted, client: Place) -> None:
+    def _describe(self, each: _Wanted, client: Location) -> None:
         """Write the fields of one partition's result other than the batches."""
         result, partition = each.result, each.partition
         if partition is None:
@@ -465,8 +465,8 @@ def _check_rights(wanted: list[_Wanted]) -> None:
                 each.error = error
 
 
-def _place_of(request: broker_pb2.FetchRequest) -> Place:
-    return Place(request.data_center, request.rack)
+def _place_of(request: broker_pb2.FetchRequest) -> Location:
+    return Location(request.data_center, request.rack)
 
 
 def _close_all(wanted: list[_Wanted]) -> None:

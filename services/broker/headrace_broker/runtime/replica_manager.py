@@ -16,7 +16,7 @@ from headrace.log.directory import DataDirectory, LogId
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, CorruptLogError
 from headrace.partition.log_settings import log_settings
 from headrace.partition.topic_configs import TopicConfig
-from headrace.placement.nearness import Place
+from headrace.placement.nearness import Location
 from headrace.wire.errors import (
     HeadraceError,
     LeaderHint,
@@ -103,12 +103,12 @@ class ReplicaManager:
             error.leader = self.with_address(error.leader)
         return error
 
-    def place_of(self, replica: Replica) -> Place:
+    def place_of(self, replica: Replica) -> Location:
         """Return the place of a broker in that session; an empty one if it is not registered in it."""
         broker = self.view.brokers.get(BrokerId(replica.broker_id))
         if broker is None or broker.broker_epoch != replica.broker_epoch:
-            return Place("", "")
-        return Place(broker.live.data_center, broker.live.rack)
+            return Location("", "")
+        return Location(broker.live.data_center, broker.live.rack)
 
     # --- start ---
 
