@@ -120,7 +120,7 @@ def test_every_client_reads_a_compacted_topic(cluster):
 
         def look():
             """Return what was read, once no compaction came in between."""
-            group, before = next(groups), read(cluster, "all", transport="native")
+            group, before = next(groups), read(cluster, "all")
             by_client = offsets_of_each_client(cluster, "all", group, ROUNDS * KEYS + 2)
             after = read(cluster, "all", transport="grpc")
             return (group, before, by_client, after) if len(before) == len(after) else None

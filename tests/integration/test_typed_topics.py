@@ -35,7 +35,7 @@ def cluster():
         yield running
 
 
-@pytest.fixture(params=["native", "grpc"])
+@pytest.fixture(params=[pytest.param("native", marks=pytest.mark.native), "grpc"])
 def client(cluster, request):
     return {"bootstrap_servers": cluster.bootstrap_servers, "transport": request.param}
 
