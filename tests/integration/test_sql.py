@@ -192,7 +192,7 @@ def test_wrong_queries(sql, query, error, message):
 def test_a_query_that_needs_more_than_its_memory(cluster):
     """It spills to a directory that is gone afterwards, or is refused; the process continues."""
     query = "select a._offset, b.page from clicks a join clicks b on a.page = b.page order by b.ts, a.ts"
-    result = headrace.sql(query, bootstrap_servers=cluster.bootstrap_servers, memory_limit="64MB")
+    result = headrace.sql(query, bootstrap_servers=cluster.bootstrap_servers, memory_limit="16MB")
     with result, pytest.raises(InvalidRequestError, match=r"(?i)memory"):
         for _ in result.arrow_batches():
             break
