@@ -26,7 +26,7 @@ def test_columns_are_as_wide_as_the_first_rows() -> None:
     ]).decode().splitlines()  # fmt: skip
     assert first == [
         "PARTITION  OFFSET  TIMESTAMP                 PAGE    USER  PRICE  AT",
-        "        0       9  2023-11-15T12:00:00.000Z  /a\\nb      7    1.5  2023-11-15T12:00:00+00:00",
+        "        0       9  2023-11-15T12:00:00.000Z  /a\\nb      7   1.50  2023-11-15T12:00:00+00:00",
         "        0      10  2023-11-15T12:00:00.000Z  -      12345      -  2023-11-15T12:00:00+00:00",
     ]
     assert show([record(11, {"page": "/longer", "user": 1, "price": None, "at": noon})]).decode().splitlines() == [
