@@ -128,3 +128,23 @@ def test_a_copy_continues_after_its_process_ended_in_the_middle(cluster, tmp_pat
             partition.log.reader.verify()
     finally:
         opened.close()
+
+
+def test_a_copy_continues_behind_records_that_the_cluster_has_removed(cluster, tmp_path):
+    """It keeps those that it has; between them and the log start of the cluster it has none."""
+    create(cluster, "removed")
+    fill(cluster, "removed", range(200))
+    servers = cluster.bootstrap_servers
+    headrace.fetch("removed", tmp_path / "copy", bootstrap_servers=servers)
+    fill(cluster, "removed", range(200, 400))
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.delete_records("removed", {0: 150, 1: 200})
+    fill(cluster, "removed", range(400, 410))
+    found = headrace.fetch("removed", tmp_path / "copy", bootstrap_servers=servers)
+    assert [each.end_offset for each in found] == [205, 205]
+    with headrace.open(tmp_path / "copy") as log, log.reader("removed") as reader:
+        offsets = {0: [], 1: []}
+        for record in reader:
+            assert int(record.value) == 2 * record.offset + record.partition
+            offsets[record.partition].append(record.offset)
+    assert offsets == {0: [*range(100), *range(150, 205)], 1: [*range(100), *range(200, 205)]}

@@ -8,9 +8,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from headrace.client.mirror.fitting import LogPoint, fitting, gap
 from headrace.log.log_compaction import Kept
 from headrace.partition.copies import lacks_deletions
+from headrace.partition.fitting import LogPoint, fitting, gap
 from headrace.wire.batch import STAMP_BYTES, iter_batches, read_header, stamp
 from headrace.wire.columns import decode_batch
 from headrace.wire.compression import Codec

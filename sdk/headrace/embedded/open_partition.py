@@ -16,6 +16,7 @@ from headrace.log.log import PartitionLog
 from headrace.log.log_compaction import CompactionReport, Kept
 from headrace.log.log_reader import LogReader
 from headrace.partition.batch_checks import AppendResult, Run, check_produced, find_compressed, inflatable, parts_of
+from headrace.partition.fitting import LogPoint, fitting
 from headrace.partition.log_settings import log_settings
 from headrace.partition.producer_recovery import SnapshotClock, rebuild_producers
 from headrace.partition.producers import ProducerWindows
@@ -141,10 +142,12 @@ class DirectoryPartition:
             return result
 
     def copy(self, batches: ReadableBuffer) -> int:
-        """Append whole batches as a cluster has them; return the log end.
+        """Append whole batches of a cluster, which has them from the log end on; return the log end.
+
+        The cluster may have removed some since, or merged them by compaction: see `fitting`.
 
         Raises:
-            CorruptBatchError: If they do not continue the log.
+            CorruptBatchError, DivergedLogError: If they do not continue the log.
             StorageFullError, StorageOfflineError: As an append.
         """
         with self.lock:
@@ -152,6 +155,8 @@ class DirectoryPartition:
                 first = read_header(batches)
                 if first.base_offset:
                     self.log.reset_to(first.base_offset, first.previous_crc)
+            elif read_header(batches).base_offset != self.log_end_offset:
+                batches = b"".join(fitting(batches, LogPoint(self.log_end_offset, self.log.end_mark.crc)))
             headers = self.log.append_replicated(batches)
             for header in headers:
                 self.producers.record_batch(header)

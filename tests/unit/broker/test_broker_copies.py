@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from headrace.client.mirror.fitting import LogPoint, gap
 from headrace.partition.batch_checks import AppendResult
+from headrace.partition.fitting import LogPoint, gap
 from headrace.partition.topic_configs import Durability, TopicConfig
 from headrace.v1 import broker_pb2, errors_pb2, topics_pb2
 from headrace.wire.batch import CRC_START, MAX_COMPACTED_OFFSETS, STAMP_BYTES, Codec, iter_batches, read_header, stamp

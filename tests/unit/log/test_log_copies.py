@@ -6,8 +6,8 @@ import errno
 import random
 
 import pytest
-from headrace.client.mirror.fitting import LogPoint, gap
 from headrace.log import LogSettings, PartitionLog
+from headrace.partition.fitting import LogPoint, gap
 from headrace.wire.batch import MAX_COMPACTED_OFFSETS, STAMP_BYTES, iter_batches, read_header, stamp
 from headrace.wire.errors import (
     CorruptBatchError,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from headrace.client.mirror.fitting import LogPoint, gap
 from headrace.partition.copies import MAX_COPY_BYTES, check_copies, check_mirror, copied_config, lacks_deletions
+from headrace.partition.fitting import LogPoint, gap
 from headrace.partition.topic_configs import TopicConfig, Validation
 from headrace.wire.batch import CRC_START, BatchFlags, Codec, read_header
 from headrace.wire.crc import crc32c

@@ -13,9 +13,9 @@ from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.admin.partition_calls import Fetched, PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import Operation, aexecute
-from headrace.client.mirror.fitting import LogPoint, fitting, gap
 from headrace.client.mirror.rows import records_behind
 from headrace.client.net.transport import open_connections_async
+from headrace.partition.fitting import LogPoint, fitting, gap
 from headrace.wire.batch import read_header
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import DivergedLogError, OffsetOutOfRangeError, Outcome

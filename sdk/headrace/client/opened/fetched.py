@@ -57,7 +57,7 @@ def fetch(
     """Copy a topic of a cluster to a directory, which is made if there is none; return its partitions.
 
     The copy is read only: another call continues it with what the cluster has then. It keeps the records that it has
-    after the cluster has removed them.
+    after the cluster has removed them, and has no records where the cluster had none left when it was continued.
 
     Args:
         topic: name of the topic.
@@ -69,7 +69,7 @@ def fetch(
 
     Raises:
         TopicAlreadyExistsError: If the directory has another topic of that name.
-        CorruptBatchError: If the topic does not continue the copy: records were lost by the cluster and replaced.
+        CorruptBatchError, DivergedLogError: If the topic does not continue the copy: the cluster has lost records.
         NoBrokersAvailableError: If no address responded.
         HeadraceError: As `open`.
     """
@@ -139,7 +139,7 @@ def _copy(
         first = log_start
         copied = copied._replace(start_offset=first, end_offset=first)
     while copied.end_offset < end_offset:
-        data = _below(fetch_from(copied.end_offset), end_offset)
+        data = _below(fetch_from(max(copied.end_offset, log_start)), end_offset)
         if not data:
             break
         end, size_bytes = partition.copy(data), copied.size_bytes + len(data)

@@ -55,15 +55,16 @@ def fitting(batches: ReadableBuffer, end: LogPoint, until: int | None = None) ->
             yield rest_of(view, header, end)
         else:
             if header.base_offset > end.offset:
-                yield from gap(end, LogPoint(header.base_offset, header.previous_crc), header.append_timestamp_ms)
+                start = LogPoint(header.base_offset, header.previous_crc)
+                yield from gap(end, start, header.append_timestamp_ms, header.leader_epoch)
             yield view
         end = LogPoint(header.end_offset, header.chain_crc)
 
 
-def gap(start: LogPoint, end: LogPoint, append_timestamp_ms: int) -> Iterator[bytes]:
+def gap(start: LogPoint, end: LogPoint, append_timestamp_ms: int, leader_epoch: int = -1) -> Iterator[bytes]:
     """Yield compacted batches without records from one point of a log to another.
 
-    `append_timestamp_ms` is that of the batch after them: retention removes them with it.
+    `append_timestamp_ms` and `leader_epoch` are those of the batch after them: retention removes them with it.
     """
     while start.offset < end.offset:
         middle = min(end.offset, start.offset + MAX_COMPACTED_OFFSETS)
@@ -73,7 +74,7 @@ def gap(start: LogPoint, end: LogPoint, append_timestamp_ms: int) -> Iterator[by
             base_timestamp_ms=append_timestamp_ms,
             compacted=CompactedRange(start.offset, reached.offset, reached.chain_crc, np.zeros(0, np.int64)),
         )
-        yield _stamped(parts, start, append_timestamp_ms)
+        yield _stamped(parts, start, append_timestamp_ms, leader_epoch)
         start = reached
 
 
@@ -98,14 +99,17 @@ def rest_of(batch: ReadableBuffer, header: BatchHeader, start: LogPoint) -> byte
         headers=list(compress(columns.headers(), kept)),
         compacted=CompactedRange(start.offset, header.end_offset, header.chain_crc, offsets[kept]),
     )
-    return _stamped(parts, start, header.append_timestamp_ms)
+    return _stamped(parts, start, header.append_timestamp_ms, header.leader_epoch)
 
 
-def _stamped(parts: Sequence[ReadableBuffer], start: LogPoint, append_timestamp_ms: int) -> bytes:
+def _stamped(parts: Sequence[ReadableBuffer], start: LogPoint, append_timestamp_ms: int, leader_epoch: int) -> bytes:
     head = stamp(
-        read_header(parts[0]), base_offset=start.offset, append_timestamp_ms=append_timestamp_ms, leader_epoch=-1,
+        read_header(parts[0]),
+        base_offset=start.offset,
+        append_timestamp_ms=append_timestamp_ms,
+        leader_epoch=leader_epoch,
         previous_crc=start.chain_crc,
-    )  # fmt: skip
+    )
     return b"".join([head, memoryview(parts[0])[STAMP_BYTES:], *parts[1:]])
 
 
