@@ -69,6 +69,20 @@ def test_a_directory_becomes_a_cluster_s_topics(headrace_cluster, topic_name, tm
     assert (again.was_promoted, again.size_bytes) == (True, 0)
 
 
+def test_an_empty_topic_is_promoted_again_while_nothing_is_written_to_it(headrace_cluster, topic_name, tmp_path):
+    """The same call twice; afterwards it cannot be told from another topic of the name."""
+    servers = headrace_cluster.bootstrap_servers
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic(topic_name, partitions=2)
+    for was_promoted in (False, True):
+        (promoted,) = headrace.promote(tmp_path / "events", bootstrap_servers=servers)
+        assert (promoted.end_offsets, promoted.was_promoted) == ({0: 0, 1: 0}, was_promoted)
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        producer.send(topic_name, b"of another")
+    with pytest.raises(headrace.TopicAlreadyExistsError):
+        headrace.promote(tmp_path / "events", bootstrap_servers=servers)
+
+
 def test_an_interrupted_promotion_is_continued_and_refuses_producers_meanwhile(headrace_cluster, topic_name, tmp_path):
     """The mirror holds what was copied, and the next call copies the rest only."""
     servers = headrace_cluster.bootstrap_servers

@@ -210,14 +210,19 @@ class _Promotion:
 
 
 async def _is_copy(old: Side, source: PartitionCalls, new: Side, created: Any, ends: Mapping[int, int]) -> bool:
-    """Return whether the cluster's topic continues the directory's: an earlier call has promoted it."""
+    """Return whether the cluster's topic continues the directory's: an earlier call has promoted it.
+
+    Of an empty one that can only be told while both are empty.
+    """
     target = new.topic(created.name, created.topic_id)
     for number, end_offset in ends.items():
         if end_offset:
             found = await new.run(target.batch_with(number, end_offset - 1))
             if found is None or found != await old.run(source.batch_with(number, end_offset - 1)):
                 return False
-    return any(ends.values())
+    if any(ends.values()):
+        return True
+    return not any(at.offset for at in (await new.admin.list_offsets(created.name, "latest")).values())
 
 
 async def _follow_log_starts(old: Side, name: str, new: Side, promoted: PromotedTopic) -> None:
