@@ -221,6 +221,11 @@ def test_rows_put_at_once_into_a_topic_made_anew_are_of_its_life():
     check(Plan.draw(5289, tables=True))
 
 
+def test_a_replica_that_is_behind_a_compaction_answers_no_read():
+    """It has a row as it was before records that were compacted away (seed 6362 with a table)."""
+    check(Plan.draw(6362, tables=True))
+
+
 def test_what_expires_does_not_come_back():
     """I31 in tables whose columns expire and are removed, in storms that take replicas away."""
     absent = 0

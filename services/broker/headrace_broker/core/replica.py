@@ -91,6 +91,8 @@ class PartitionReplica:
         self.role = Role.FENCED
         self.broker_epoch = -1
         self.state: PartitionState | None = None
+        self.leader_high_watermark = Offset(0)
+        """Of the leader that is followed, as of its last answer: an in-sync replica has everything below."""
         self.revision = 0
         self.leader_epoch = LeaderEpoch(-1)
         self.log_start_offset = log_start_offset
@@ -384,7 +386,8 @@ class PartitionReplica:
 
     def _report(self, event: LeaderReported) -> list[Action]:
         """Adopt the leader's high watermark, limited to the log end; it never falls."""
-        high_watermark = min(Offset(event.high_watermark), self.log_end_offset)
+        self.leader_high_watermark = Offset(event.high_watermark)
+        high_watermark = min(self.leader_high_watermark, self.log_end_offset)
         if self.role is not Role.FOLLOWING or high_watermark <= self.high_watermark:
             return []
         self.high_watermark = high_watermark

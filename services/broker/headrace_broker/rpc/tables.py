@@ -32,6 +32,7 @@ from headrace_server.identity.rights import Operation
 from headrace_server.metadata_view import ClusterView
 from headrace_server.rpc import unary
 
+from headrace_broker.core.roles import Role
 from headrace_broker.rpc.checks import seconds_of
 from headrace_broker.rpc.service import BrokerService
 from headrace_broker.rpc.topics import find_topic
@@ -184,11 +185,28 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 access().recheck()
                 partition, table = self._find(asked.table, asked.partition, Operation.READ)
                 _check_replica(partition, asked.consistency)
+            self._check_in_sync(partition)
             started, seconds = time.perf_counter(), deadline - loop.time()
             state, as_of_offset = await table.read_state(seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
         return _Reading(partition, table, started, seconds, state, as_of_offset)
+
+    def _check_in_sync(self, partition: Partition) -> None:
+        """Check that the replica here is in sync, as its key and the last answer of its leader say.
+
+        Another one may copy a log that was compacted beyond its end: newer records of a row are gone from there, for
+        even newer ones that it does not have yet.
+
+        Raises:
+            OffsetNotAvailableError: If it is not.
+        """
+        replica = partition.replica
+        is_behind = replica.role is Role.FOLLOWING and replica.log_end_offset < replica.leader_high_watermark
+        if is_behind or (replica.state is not None and replica.me not in replica.state.in_sync):
+            raise OffsetNotAvailableError(
+                "this replica is not in sync", action="Refresh the metadata, and read from one that is."
+            )
 
     async def _await_commit(self, partition: Partition, asked: tables_pb2.TableRead, deadline: float) -> None:
         """Wait until what is below `min_offset` is committed here, in one of the slots of waiting fetches.
