@@ -204,8 +204,8 @@ class FetchSettings(ClientSettings, total=False):
     """Topic that on_corrupt_batch=dead_letter writes batches to."""
 
     client_data_center: str
-    """Data center of this client, as in the brokers' settings. A replica there is read instead of a leader in
-    another one."""
+    """Data center of this client, as in the brokers' settings. A replica there is read instead of a leader
+    elsewhere."""
 
     client_rack: str
     """Rack of this client, as in the brokers' settings. A replica in the same rack is read instead of the leader."""
