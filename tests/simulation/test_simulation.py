@@ -226,6 +226,11 @@ def test_a_replica_that_is_behind_a_compaction_answers_no_read():
     check(Plan.draw(6362, tables=True))
 
 
+def test_a_write_that_may_have_been_applied_is_not_reported_as_one_that_was_not() -> None:
+    """Its answer is lost, a later try is refused, and then no server answers (seed 10052 with a table)."""
+    check(Plan.draw(10052, tables=True))
+
+
 def test_what_expires_does_not_come_back():
     """I31 in tables whose columns expire and are removed, in storms that take replicas away."""
     absent = 0

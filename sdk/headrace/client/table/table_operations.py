@@ -372,19 +372,18 @@ class TableOperations:
             except HeadraceError as error:
                 in_doubt = in_doubt or (error.outcome == Outcome.UNKNOWN and method == "WriteRow")
                 if not is_repeatable(error):
-                    error.outcome = Outcome.UNKNOWN if in_doubt else error.outcome
+                    _note_doubt(error, in_doubt=in_doubt)
                     raise
                 if problem is None or not isinstance(error, TimedOutError):
                     problem = error  # Otherwise it is the reason for which the time was used up.
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
             if time.monotonic() + delay >= deadline:
-                problem.outcome = Outcome.UNKNOWN if in_doubt else problem.outcome
-                raise problem
+                raise _note_doubt(problem, in_doubt=in_doubt)
             yield Pause(delay)
             try:
                 yield from self._refresh(deadline)
             except HeadraceError as error:
-                raise problem from error  # The reason for which the time was used up.
+                raise _note_doubt(problem, in_doubt=in_doubt) from error  # The reason for which the time was used up.
         raise AssertionError("unreachable: the count has no end")
 
     def _address(self, request: Any, topic_id: bytes, left: float) -> None:
@@ -413,6 +412,13 @@ class TableOperations:
             raise LeaderNotAvailableError(f"{self._name}-{partition} has no replica in sync now")
         limit = min(replicas)[0] if is_nearest else max(replicas)[0]
         return self._chance.choice([address for distance, address in replicas if distance <= limit]), topic_id
+
+
+def _note_doubt(error: HeadraceError, *, in_doubt: bool) -> HeadraceError:
+    """Return the error of a call, with its outcome UNKNOWN if one of its tries may have been applied."""
+    if in_doubt:
+        error.outcome = Outcome.UNKNOWN
+    return error
 
 
 def is_repeatable(error: HeadraceError) -> bool:

@@ -106,6 +106,24 @@ def test_a_write_in_doubt_is_told_so_whatever_came_first_or_last(servers):
     assert told.value.outcome is Outcome.NOT_APPLIED
 
 
+def test_a_write_in_doubt_is_told_so_if_the_metadata_cannot_be_read_again(servers, monkeypatch):
+    """A write that may have been applied is not reported as one that was not: seed 10052 with a table."""
+    looks = []
+
+    def first_two(request, timeout):
+        yield from ()
+        looks.append(timeout)
+        if len(looks) > 2:
+            raise TimedOutError("no metadata", outcome=Outcome.NOT_APPLIED, retriable=True)
+        return metadata(servers.brokers)
+
+    monkeypatch.setattr(servers, "metadata", first_two)
+    with pytest.raises(NotLeaderError) as told:
+        servers.run(write(servers, timeout=4.5), LATE, NotLeaderError("moved", outcome=Outcome.NOT_APPLIED))
+    assert len(looks) == 3
+    assert told.value.outcome is Outcome.UNKNOWN
+
+
 def test_a_write_keeps_its_sequence_until_it_is_answered(servers):
     assert servers.run(write(servers), LATE, NotLeaderError("moved"), APPLIED) == 4
     said = {request.producer.SerializeToString() for _, request in servers.calls}
