@@ -328,7 +328,9 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
 
     def Fetch(self, request: broker_pb2.FetchRequest, context: grpc.ServicerContext) -> broker_pb2.FetchResponse:
         """Return whole batches, waiting for the first one."""
-        self.calls["Fetch"] += 1
+        with self.appended:
+            self.calls["Fetch"] += 1
+            self.appended.notify_all()
         assert self.hold.wait(30)
         with self.appended:
             self.appended.wait_for(
@@ -336,6 +338,12 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             )
         with self.lock:
             return self._fetch(request)
+
+    def wait_for_fetch(self, timeout: float) -> None:
+        """Wait until the next fetch is accepted, which does not have its answer then."""
+        with self.appended:
+            seen = self.calls["Fetch"]
+            assert self.appended.wait_for(lambda: self.calls["Fetch"] > seen, timeout)
 
     def _fetchable(self, request: broker_pb2.FetchRequest) -> bool:
         response = self._fetch(request, only_looks=True)
