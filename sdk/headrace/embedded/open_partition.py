@@ -141,27 +141,28 @@ class DirectoryPartition:
                 result.error = error
             return result
 
-    def copy(self, batches: ReadableBuffer) -> int:
-        """Append whole batches of a cluster, which has them from the log end on; return the log end.
+    def copy(self, batches: ReadableBuffer, until: int) -> int:
+        """Append whole batches of a cluster, which has them from the log end on; return the bytes that were appended.
 
-        The cluster may have removed some since, or merged them by compaction: see `fitting`.
+        Batches that begin at or after `until` are left out. The cluster may have removed some since, or merged them by
+        compaction: see `fitting`. An empty log begins where the batches do.
 
         Raises:
             CorruptBatchError, DivergedLogError: If they do not continue the log.
             StorageFullError, StorageOfflineError: As an append.
         """
         with self.lock:
-            if not self.log_end_offset and not self.log.size_bytes:
-                first = read_header(batches)
-                if first.base_offset:
-                    self.log.reset_to(first.base_offset, first.previous_crc)
-            elif read_header(batches).base_offset != self.log_end_offset:
-                batches = b"".join(fitting(batches, LogPoint(self.log_end_offset, self.log.end_mark.crc)))
-            headers = self.log.append_replicated(batches)
-            for header in headers:
+            first = read_header(batches) if batches else None
+            if first is None or first.base_offset >= until:
+                return 0
+            if first.base_offset and not self.log_end_offset and not self.log.size_bytes:
+                self.log.reset_to(first.base_offset, first.previous_crc)
+            end = self.log.end
+            data = b"".join(fitting(batches, LogPoint(end.offset, end.crc), until))
+            for header in self.log.append_replicated(data):
                 self.producers.record_batch(header)
             self.leader_epoch = max(self.leader_epoch, int(self.log.last_epoch))
-            return self.log_end_offset
+            return len(data)
 
     def _check_compressed(self, batches: Sequence[bytes]) -> dict[int, HeadraceError | None] | None:
         config = self.topic.config

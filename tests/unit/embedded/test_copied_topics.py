@@ -34,7 +34,7 @@ def copied(tmp_path):
     directory = OpenDirectory(str(tmp_path / "copy"), creates=True)
     directory.adopt("t", TOPIC_ID, 1, {}, "cluster-1")
     partition = directory.copied(TOPIC_ID, 0)
-    partition.copy(stored([encode_batch([b"a", b"b"], base_timestamp_ms=1)], 0, 0))
+    partition.copy(stored([encode_batch([b"a", b"b"], base_timestamp_ms=1)], 0, 0), 10)
     yield partition
     directory.close()
 
@@ -47,15 +47,18 @@ def test_a_batch_that_compaction_has_merged_continues_a_copy_that_ends_within_it
     merged = column_parts(
         values(b"b", b"d"), base_timestamp_ms=1, compacted=CompactedRange(0, 4, chain_crc, np.array([1, 3]))
     )
-    assert copied.copy(stored(merged, 0, 0)) == 4
+    assert copied.copy(stored(merged, 0, 0), 10)
+    assert copied.log_end_offset == 4
     copied.log.reader.verify()
     assert (copied.log.end_mark.crc, int(copied.log.last_epoch)) == (chain_crc, 3)
     third = stored([encode_batch([b"e"], base_timestamp_ms=1)], 4, chain_crc)
-    assert copied.copy(third) == 5
+    assert copied.copy(third, 4) == 0
+    assert copied.copy(third, 10) == len(third)
+    assert copied.log_end_offset == 5
 
 
 def test_a_batch_of_another_log_around_the_end_of_a_copy_is_refused(copied):
     """No compaction has made it: the cluster has lost records and has others now."""
     with pytest.raises(DivergedLogError):
-        copied.copy(stored([encode_batch([b"x", b"y", b"z"], base_timestamp_ms=1)], 0, 0))
+        copied.copy(stored([encode_batch([b"x", b"y", b"z"], base_timestamp_ms=1)], 0, 0), 10)
     assert copied.log_end_offset == 2

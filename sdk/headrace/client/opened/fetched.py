@@ -21,7 +21,6 @@ from headrace.client.net.transport import open_connections
 from headrace.client.opened.directory import LogDirectory
 from headrace.display.progress import progress_bar
 from headrace.embedded.open_partition import DirectoryPartition
-from headrace.wire.batch import iter_batches
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.ids import TopicPartition
 
@@ -115,16 +114,6 @@ def fetch(
         return done
 
 
-def _below(batches: ReadableBuffer, end_offset: int) -> memoryview:
-    """Return the batches that begin below an offset."""
-    size_bytes = 0
-    for header, _ in iter_batches(batches):
-        if header.base_offset >= end_offset:
-            break
-        size_bytes += header.batch_bytes
-    return memoryview(batches)[:size_bytes]
-
-
 def _copy(
     partition: DirectoryPartition,
     log_start: int,
@@ -139,11 +128,11 @@ def _copy(
         first = log_start
         copied = copied._replace(start_offset=first, end_offset=first)
     while copied.end_offset < end_offset:
-        data = _below(fetch_from(max(copied.end_offset, log_start)), end_offset)
-        if not data:
+        size_bytes = partition.copy(fetch_from(max(copied.end_offset, log_start)), end_offset)
+        if not size_bytes:
             break
-        end, size_bytes = partition.copy(data), copied.size_bytes + len(data)
-        copied = CopiedPartition(partition.number, partition.log_start_offset, end, end - first, size_bytes)
+        end, total = partition.log_end_offset, copied.size_bytes + size_bytes
+        copied = CopiedPartition(partition.number, partition.log_start_offset, end, end - first, total)
         progress(copied)
     partition.flush()
     return copied
