@@ -171,16 +171,18 @@ class AsyncMirrors:
     async def _promote_subjects(self, name: str, now_ms: str) -> None:
         """Let the registry take new schemas for the subjects that are not copied any more; again, if a call failed."""
         described = await self.describe(name)  # A worker looks at it after it has set a mode, and sets this one then.
-        for subject in described.subjects:
-            if subject.is_copied and is_left_alone(described, subject.name):
-                if not subject.is_promoted:
-                    await self._table.put(subject_key(name, subject.name), {"promoted_ms": now_ms})
-                registry = RegistrySubjects(SchemaRegistry(described.settings.registry, **self._settings))
-                try:
-                    await acall(registry.set_mode, subject.name, subject.mode)
-                except HeadraceError as error:
-                    error.action = f"The topics are promoted, and subject {subject.name} is not: promote again."
-                    raise
+        due = [each for each in described.subjects if each.is_copied and is_left_alone(described, each.name)]
+        if not due:
+            return
+        registry = RegistrySubjects(SchemaRegistry(described.settings.registry, **self._settings))
+        for subject in due:
+            if not subject.is_promoted:
+                await self._table.put(subject_key(name, subject.name), {"promoted_ms": now_ms})
+            try:
+                await acall(registry.set_mode, subject.name, subject.mode)
+            except HeadraceError as error:
+                error.action = f"The topics are promoted, and subject {subject.name} is not: promote again."
+                raise
 
     async def _mirror_of(self, topic: str) -> str | None:
         """Return the mirror that copies a topic, empty if none does; `None` if there is no such topic."""
