@@ -25,6 +25,7 @@ import headrace
 import typer
 
 from bench.load import Load
+from bench.peers.clients.task import CHUNK_RECORDS
 from bench.peers.measure import PYTHON, ROOT, Client, output_of
 from bench.peers.servers import NATS
 
@@ -34,8 +35,6 @@ OPENING = (
     "print(time.perf_counter() - begun); log.close()"
 )
 TRANSACTION = 10_000
-QUEUE_CHUNK = 10_000
-"""Loads of other queues are multiples of it."""
 NATS_CLIENT = Client(NATS, "nats_client", "nats")
 
 
@@ -115,7 +114,7 @@ def measure_sqlite(records: int, synchronous: str) -> dict[str, float]:
 def measure_queues(records: int) -> dict[str, float]:
     """Return rates of the queues in `bench.peers.clients.queues`, in the peers' environment."""
     found: dict[str, float] = {}
-    count = max(QUEUE_CHUNK, records // 20 // QUEUE_CHUNK * QUEUE_CHUNK)
+    count = max(CHUNK_RECORDS, records // 20 // CHUNK_RECORDS * CHUNK_RECORDS)
     for library, what in (("diskcache", "Deque"), ("persistqueue", "SQLiteQueue")):
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as path:
             for operation in ("in", "out"):
@@ -132,7 +131,7 @@ def measure_queues(records: int) -> dict[str, float]:
 
 def measure_nats(records: int) -> dict[str, float]:
     """Return rates of NATS JetStream: one server process on loopback, and nats-py."""
-    load = Load(max(QUEUE_CHUNK, records // 20), len(VALUE))
+    load = Load(max(CHUNK_RECORDS, records // 20), len(VALUE))
     with NATS.running() as running:
         return {
             f"NATS JetStream, nats-py, {operation}": load.records

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import diskcache
 import persistqueue
 
-from bench.peers.clients.task import Task, main
+from bench.peers.clients.task import CHUNK_RECORDS, Task, main
 
 
 def append_to_deque(task: Task) -> Iterator[int]:
@@ -46,7 +46,7 @@ def get_from_queue(task: Task) -> Iterator[int]:
     queue = persistqueue.SQLiteQueue(task.topic, auto_commit=False)
     yield 0
     for _ in task.chunks():
-        for _ in range(10_000):
+        for _ in range(CHUNK_RECORDS):
             queue.get(block=False)
         queue.task_done()
         yield task.records - queue.size
