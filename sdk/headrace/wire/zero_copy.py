@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import InvalidRequestError
+from headrace.wire.varint import encode_varint
 
 Buffers: TypeAlias = list[ReadableBuffer]
 
@@ -291,7 +292,7 @@ def _lift(view: memoryview, path: tuple[int, ...], lifted: list[Buffers], fields
                     if len(path) == 2:
                         lifted.append([])
                     inner = b"".join(_lift(view[position:end], path[1:], lifted, fields))
-                    buffers += (view[start : start + _varint_bytes(tag)], _varint(len(inner)), inner)
+                    buffers += (view[start : start + _varint_bytes(tag)], encode_varint(len(inner)), inner)
             position = end
         elif kind == _VARINT:
             _, position = _read_varint(view, position)
@@ -310,10 +311,10 @@ def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[A
     if len(path) == 1:
         buffers: list[Any] = [view]
         size = len(view)
-        tag = _varint(path[0] << 3 | _LENGTH)
+        tag = encode_varint(path[0] << 3 | _LENGTH)
         for batch in next(batches):
             if len(batch):
-                head = tag + _varint(len(batch))
+                head = tag + encode_varint(len(batch))
                 buffers += (head, *batch.parts) if isinstance(batch, BufferVector) else (head, batch)
                 size += len(head) + len(batch)
         return buffers, size
@@ -328,7 +329,7 @@ def _embed(view: memoryview, path: tuple[int, ...], batches: Iterator[Sequence[A
             end = position + length
             if tag_number >> 3 == path[0]:
                 inner, inner_size = _embed(view[position:end], path[1:], batches)
-                head = bytes(view[start : start + _varint_bytes(tag_number)]) + _varint(inner_size)
+                head = bytes(view[start : start + _varint_bytes(tag_number)]) + encode_varint(inner_size)
                 buffers += (head, *inner)
                 size += len(head) + inner_size
                 position = end
@@ -354,15 +355,6 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("a varint of more than ten bytes")
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def _varint_bytes(value: int) -> int:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from headrace.wire.varint import encode_varint
+
 
 def path_of(descriptor: Any) -> list[int]:
     """Return the indexes of a message in its file: of the outermost message, of one inside that, and so on."""
@@ -15,16 +17,7 @@ def encode_path(path: list[int]) -> bytes:
     """Return the bytes of a path."""
     if path == [0]:
         return b"\0"
-    return b"".join(_varint(number << 1) for number in (len(path), *path))
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    return b"".join(encode_varint(number << 1) for number in (len(path), *path))
 
 
 def path_size(data: bytes) -> int:
