@@ -47,6 +47,7 @@ class FetchPlanner:
 
     def __init__(self, config: FetchConfig, positions: SubscriptionState, cluster_metadata: ClusterMetadata) -> None:
         self._config = config
+        self._has_place = bool(config.client_rack or config.client_data_center)
         self._positions = positions
         self._cluster_metadata = cluster_metadata
         self._flying: dict[FetchPlan, Overdue] = {}
@@ -66,7 +67,6 @@ class FetchPlanner:
         share = self._positions.share()
         enough = PARTITIONS_BEHIND * FETCHES_BEHIND * self._cluster_metadata.broker_count()
         behind = seen = 0
-        has_place = bool(self._config.client_rack or self._config.client_data_center)
         by_target: dict[tuple[int, bool], tuple[str, list[_Candidate]]] = {}
         for where in self._positions.turn:
             if behind >= enough:  # The next plan continues from here.
@@ -79,7 +79,7 @@ class FetchPlanner:
             if target is None or self._in_flight.get(target[0], 0) >= FETCHES_PER_BROKER:
                 continue
             broker_id, address, epoch, from_leader = target
-            names_place = has_place and partition.near.may_be_asked_for(now_ms)
+            names_place = self._has_place and partition.near.may_be_asked_for(now_ms)
             candidate = _Candidate(partition, epoch, from_leader)
             by_target.setdefault((broker_id, names_place), (address, []))[1].append(candidate)
             behind += partition.is_behind
