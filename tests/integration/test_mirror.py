@@ -264,21 +264,29 @@ def test_a_topic_of_the_name_is_left_alone(source, headrace_cluster, topic_name)
     asyncio.run(run())
 
 
+@asynccontextmanager
+async def mirror_behind(source, servers, topic_name):
+    """Yield the mirrors and the source's administrator: of 200 records the mirror of the topic has the first 100."""
+    name = topic_name[:60]
+    async with (
+        AsyncMirrors(bootstrap_servers=servers) as mirrors,
+        headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
+    ):
+        await there.create_topic(topic_name, partitions=2)
+        await mirrors.create(name, from_(source, topic_name))
+        await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100))
+        async with working(name, servers):
+            await ends_at(mirrors.admin, topic_name, {0: 50, 1: 50})
+        await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100, 200))
+        yield mirrors, there
+
+
 def test_what_the_source_does_not_have_any_more(source, headrace_cluster, topic_name):
     """Deleted records are a gap; a topic that was created again is reported, and the copy of the old one stays."""
     name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
 
     async def run():
-        async with (
-            AsyncMirrors(bootstrap_servers=servers) as mirrors,
-            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
-        ):
-            await there.create_topic(topic_name, partitions=2)
-            await mirrors.create(name, from_(source, topic_name))
-            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100))
-            async with working(name, servers):
-                await ends_at(mirrors.admin, topic_name, {0: 50, 1: 50})
-            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100, 200))
+        async with mirror_behind(source, servers, topic_name) as (mirrors, there):
             await there.delete_records(topic_name, {0: 73, 1: 20})
             await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(200, 220))
             async with working(name, servers):
@@ -313,16 +321,7 @@ def test_a_source_that_is_empty_behind_a_moved_start(source, headrace_cluster, t
     name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
 
     async def run():
-        async with (
-            AsyncMirrors(bootstrap_servers=servers) as mirrors,
-            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
-        ):
-            await there.create_topic(topic_name, partitions=2)
-            await mirrors.create(name, from_(source, topic_name))
-            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100))
-            async with working(name, servers):
-                await ends_at(mirrors.admin, topic_name, {0: 50, 1: 50})
-            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(100, 200))
+        async with mirror_behind(source, servers, topic_name) as (mirrors, there):
             await there.delete_records(topic_name, {0: 100, 1: 100})
             async with working(name, servers):
                 await ends_at(mirrors.admin, topic_name, {0: 100, 1: 100})
