@@ -98,7 +98,7 @@ class ProducerMaintenance:
                 due_ms = self._maintained.seal_due()
             except Exception:
                 _log.exception("sealing failed")
-                due_ms = None
+                due_ms = now_ms + OVERDUE_MS
             if due_ms is not None and due_ms < self._wakes_ms:
                 self._wakes_ms = max(due_ms, now_ms + 1)
             until_ms = self._wakes_ms

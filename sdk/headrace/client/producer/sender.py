@@ -159,12 +159,16 @@ class Sender:
         self, partition_queue: PartitionQueue, pending: PendingBatch, records: int, reserved_bytes: int
     ) -> SealedBatch:
         """Assign the place and the sequence of a batch. Called under the buffer's lock."""
-        deadline_ms = monotonic_ms() + self._config.delivery_timeout_ms
+        now_ms = monotonic_ms()
+        deadline_ms = now_ms + self._config.delivery_timeout_ms
         with self._lock:
             if partition_queue.sequences.producer_id < 0:
                 self._in_flight_requests.identity.start(partition_queue)
             batch = SealedBatch(partition_queue, pending, records, reserved_bytes, deadline_ms)
             self._in_flight_requests.add(batch)
+            retry_at_ms = partition_queue.retry_at_ms
+        if retry_at_ms > now_ms:  # The batches that failed may have expired: no timer ends the back-off.
+            self._maintenance.due_at(min(retry_at_ms, deadline_ms))
         if self._interceptors is not None:
             self._interceptors.on_sealed(_produced(batch))
         return batch

@@ -102,3 +102,10 @@ def test_a_quiet_producer_is_not_woken(core, now):
     core.is_sending = False
     now[0] += round(wait.seconds * 1000)
     assert next(clock).seconds == maintenance.IDLE_MS / 1000
+
+
+def test_a_failed_turn_is_repeated_soon(core, now, monkeypatch):
+    clock = core.background.spawned[0]
+    now[0] += round(wait_of(clock).seconds * 1000)
+    monkeypatch.setattr(core, "seal_due", lambda: 1 // 0)
+    assert next(clock).seconds <= OVERDUE_MS / 1000

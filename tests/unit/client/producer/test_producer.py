@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import zlib
+from contextlib import suppress
 
 import headrace
 import pytest
@@ -13,6 +14,8 @@ from headrace.wire.errors import (
     CorruptBatchError,
     Outcome,
     StorageFullError,
+    ThrottledError,
+    TimedOutError,
     TransportError,
     UnknownPartitionError,
     UnknownProducerError,
@@ -188,6 +191,18 @@ def test_out_of_time_is_unknown_only_where_a_try_may_have_been_applied(fake_clus
         producer.send("t", b"c").result(WAIT)
         with pytest.raises(headrace.DeliveryError):
             producer.flush(WAIT)
+
+
+def test_a_batch_that_is_queued_during_a_back_off_is_sent_after_it(fake_cluster, faults, topic):
+    """The earlier batch has expired, so that no other event than the end of the back-off leads to the next call."""
+    fake_cluster.faults.append(faults.refused_with(ThrottledError("wait", retry_after_ms=1_000)))
+    with producer_for(fake_cluster, delivery_timeout_ms=300) as producer:
+        while topic.partitions[0].end == 0:
+            with suppress(TimedOutError):
+                producer.send_many("t", [b"a"]).result(WAIT)
+        with pytest.raises(headrace.DeliveryError):
+            producer.flush(WAIT)
+    assert topic.partitions[0].values() == [b"a"]
 
 
 def test_batches_grow_and_share_a_request_while_one_is_in_flight(fake_cluster):
