@@ -166,10 +166,8 @@ TABLES = (
     Mutant(
         "doubt-of-an-earlier-try-forgotten",
         "H52",
-        "TableOperations._call",
-        replace(
-            "in_doubt = in_doubt or (error.outcome == Outcome.UNKNOWN and method == 'WriteRow')", "in_doubt = False"
-        ),
+        "Tries.failed",
+        never("self._has_effect and error.outcome == Outcome.UNKNOWN"),
         "A write that may have been applied is told as not applied.",
         Test(
             "tests/unit/client/table/test_table_operations.py::"

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.client.admin import rpc
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.operations import Call, Operation, Pause
-from headrace.client.base.retry import Backoff
+from headrace.client.base.retry import Backoff, Tries
 from headrace.client.net.bootstrap_client import BootstrapClient, status_of
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.wire.errors import (
@@ -69,7 +69,28 @@ class BrokerCalls:
         """
         deadline = time.monotonic() + self.seconds(timeout)
         results: list[Any] = []
-        wanted = partitions
+        tries = Tries(method)
+        rounds = self._rounds(method, topic, partitions, build_request, deadline, topic_id, results, tries)
+        try:
+            return (yield from rounds), results
+        except HeadraceError as error:
+            if results:
+                tries.applied_in_part()
+            tries.final(error)
+            raise
+
+    def _rounds(
+        self,
+        method: str,
+        topic: str,
+        wanted: Sequence[int] | None,
+        build_request: BuildRequest,
+        deadline: float,
+        topic_id: bytes,
+        results: list[Any],
+        tries: Tries,
+    ) -> Operation[bytes]:
+        """Ask until all partitions have answered; return the topic's id."""
         problem: HeadraceError | None = None
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
@@ -82,14 +103,14 @@ class BrokerCalls:
             left = max(0.001, deadline - time.monotonic())
             try:
                 wanted, problem = yield from self._ask_leaders(
-                    method, topic, wanted, build_request, left, cluster_metadata, results
+                    method, topic, wanted, build_request, left, cluster_metadata, results, tries
                 )
             except TimedOutError as error:
                 if problem is None:
                     raise
                 raise problem from error  # The reason for which the time was used up.
             if problem is None:
-                return topic_id, results
+                return topic_id
             if wanted is not None:
                 problem.add_note(f"{method} of {topic}: {len(results)} partitions answered, {len(wanted)} left")
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
@@ -107,12 +128,13 @@ class BrokerCalls:
         timeout: float,
         cluster_metadata: ClusterMetadata,
         results: list[Any],
+        tries: Tries,
     ) -> Operation[tuple[Sequence[int] | None, HeadraceError | None]]:
         """Make one round and append to `results`; return the partitions to retry and the error, or (`None`, `None`)."""
         try:
             plan = rpc.by_leader(cluster_metadata, topic, wanted)
         except HeadraceError as error:
-            return wanted, _if_repeatable(error)
+            return wanted, _if_repeatable(error, tries)
         again: list[int] = []
         problem: HeadraceError | None = None
         for address, parts in plan.items():
@@ -120,7 +142,7 @@ class BrokerCalls:
             try:
                 response = yield from self.broker(address, method, request, timeout)
             except HeadraceError as error:
-                problem = _if_repeatable(error)
+                problem = _if_repeatable(error, tries)
                 again.extend(partition for partition, _ in parts)
                 continue
             for result in response.topics[0].partitions:
@@ -128,7 +150,7 @@ class BrokerCalls:
                 if error_here is None:
                     results.append(result)
                 else:
-                    problem = _if_repeatable(error_here)
+                    problem = _if_repeatable(error_here, tries)
                     again.append(result.partition)
         return again, problem
 
@@ -141,8 +163,9 @@ def _check_life(topic: str, wanted: bytes, found: bytes) -> None:
         )
 
 
-def _if_repeatable(error: HeadraceError) -> HeadraceError:
-    """Return the error if a retry may succeed; raise any other."""
+def _if_repeatable(error: HeadraceError, tries: Tries) -> HeadraceError:
+    """Return the error of a try if a retry may succeed; raise any other."""
+    tries.failed(error)
     repeatable = error.retriable and (error.outcome == Outcome.NOT_APPLIED or isinstance(error, TransportError))
     if not repeatable and not isinstance(error, NotLeaderError | LeaderNotAvailableError):
         raise error

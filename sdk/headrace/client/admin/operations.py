@@ -102,7 +102,7 @@ class AdminOperations:
             assignments=rpc.replica_lists(assignments),
             validate_only=validate_only,
         )
-        response = yield from self._coordinator("CreatePartitions", request, timeout)
+        response = yield from self._coordinator("CreatePartitions", request, timeout, repeatable=validate_only)
         rpc.raise_for(response.result)
         return list(response.warnings)
 

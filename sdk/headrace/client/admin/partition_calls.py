@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from headrace.client.admin import rpc
 from headrace.client.base.config import AdminConfig
 from headrace.client.base.operations import Call, Operation, Pause
-from headrace.client.base.retry import Backoff
+from headrace.client.base.retry import Backoff, Tries
 from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.v1 import broker_pb2
@@ -139,6 +139,7 @@ class PartitionCalls:
         seconds = self._config.request_timeout_ms / 1000
         deadline = time.monotonic() + seconds
         problem: HeadraceError | None = None
+        tries = Tries(method)
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
             try:
@@ -155,11 +156,12 @@ class PartitionCalls:
                 problem = error
             except IndexError:
                 raise InternalError(f"the response to {method} has no result", outcome=Outcome.UNKNOWN) from None
+            tries.failed(problem)
             if not problem.retriable:
-                raise problem
+                raise tries.final(problem)
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
             if time.monotonic() + delay >= deadline:
-                raise problem
+                raise tries.final(problem)
             yield Pause(delay)
         raise AssertionError("unreachable: the count has no end")
 

@@ -1,4 +1,5 @@
-"""Back-off with full jitter, and the interval of leader look-ups. Pure: randomness and time are arguments.
+"""Back-off with full jitter, the interval of leader look-ups, and the outcome of several tries. Pure: randomness and
+time are arguments.
 
 Back-off applies to a server that must be tried again, after a response or none. For a partition whose leader is gone,
 metadata is read at `look_delay_ms` intervals, for all partitions of a client together: the wait is for the election,
@@ -6,6 +7,8 @@ and the new leader is tried at once.
 """
 
 import random
+
+from headrace.wire.errors import HeadraceError, Outcome
 
 LOOK_MS = 100
 """Minimum interval of metadata requests while a leader is looked up; the maximum is twice this."""
@@ -62,3 +65,35 @@ class Overdue:
     def next_ms(self, now_ms: int) -> int:
         """Return the time of its next event."""
         return self.due_ms if now_ms < self.due_ms else max(self._look_at_ms, now_ms + 1)
+
+
+class Tries:
+    """Tries of one call: if one of them may have been applied, so may the call, whatever the error of the last one is.
+
+    A call without an effect, by its method's name, is never in doubt.
+    """
+
+    __slots__ = ("_has_effect", "_in_doubt")
+
+    def __init__(self, method: str) -> None:
+        self._has_effect = not method.startswith(_WITHOUT_EFFECT)
+        self._in_doubt = False
+
+    def failed(self, error: HeadraceError) -> None:
+        """Note the error of a try."""
+        self._in_doubt = self._in_doubt or (self._has_effect and error.outcome == Outcome.UNKNOWN)
+
+    def applied_in_part(self) -> None:
+        """Note that a part of the call was applied."""
+        self._in_doubt = self._has_effect
+
+    def final(self, error: HeadraceError) -> HeadraceError:
+        """Return the error of the call, with the outcome of all its tries."""
+        if self._in_doubt:
+            error.outcome = Outcome.UNKNOWN
+        return error
+
+
+_WITHOUT_EFFECT = (
+    "Check", "Count", "Describe", "Dump", "Fetch", "Get", "InitProducerId", "List", "OpenSession", "Scan", "WhoAmI",
+)  # fmt: skip

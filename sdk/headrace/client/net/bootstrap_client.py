@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import NoBrokersAvailableError
 from headrace.client.base.operations import Call, Operation
+from headrace.client.base.retry import Tries
 from headrace.client.net.group_routing import coordinators_for
 from headrace.client.net.topic_versions import OLDEST, TopicVersions, version_of
 from headrace.v1 import cluster_pb2, handshake_pb2
@@ -103,7 +104,7 @@ class BootstrapClient:
         started = time.monotonic()
         try:
             response: cluster_pb2.GetMetadataResponse = yield from self._first(
-                addresses, ask, timeout, True, METADATA_PROBE_S
+                addresses, ask, timeout, Tries("GetMetadata"), True, METADATA_PROBE_S
             )
         except NoBrokersAvailableError:
             left = timeout - (time.monotonic() - started)
@@ -112,7 +113,7 @@ class BootstrapClient:
             elif left <= METADATA_PROBE_S:
                 raise
             else:
-                response = yield from self._first(addresses, ask, left, True)
+                response = yield from self._first(addresses, ask, left, Tries("GetMetadata"), True)
         return self._take(response, lists_all)
 
     def _problem_of(self, answer: cluster_pb2.GetMetadataResponse, lists_all: bool) -> str:
@@ -190,7 +191,7 @@ class BootstrapClient:
         brokers = set(self._brokers)
         first = self._coordinators if group_id is None else coordinators_for(group_id, self._coordinators)
         known = [*first, *(address for address in self._config.addresses if address not in brokers)]
-        return (yield from self._first(dict.fromkeys(known), ask, timeout, repeatable))
+        return (yield from self._first(dict.fromkeys(known), ask, timeout, Tries(method), repeatable))
 
     def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Operation[Any]:
         known = self._kinds.get(address)
@@ -213,6 +214,7 @@ class BootstrapClient:
         addresses: Iterable[str],
         ask: Callable[[str, float], Operation[Any]],
         timeout: float,
+        tries: Tries,
         repeatable: bool,
         probe: float | None = None,
     ) -> Operation[Any]:
@@ -237,10 +239,11 @@ class BootstrapClient:
                 continue
             except rpc_failures() as error:
                 typed = from_rpc_error(error)
+                tries.failed(error_of_call(error))
                 if not _try_elsewhere(typed, error, repeatable):
-                    raise typed from error
+                    raise tries.final(typed) from error
                 if isinstance(typed, ConflictError) and position + 1 == len(remaining):
-                    raise typed from error  # It has responded, and it is the last one.
+                    raise tries.final(typed) from error  # It has responded, and it is the last one.
                 explained = self._explain(address, error)
                 causes[address] = explained.message if explained else _cause(error, typed)
                 explanations += [explained] if explained else []
@@ -249,10 +252,12 @@ class BootstrapClient:
             return answer
         # TLS failures at every address from the start are permanent; a client that was connected once keeps waiting.
         hopeless = len(explanations) == len(causes) and all(each.is_certain for each in explanations)
-        raise NoBrokersAvailableError(
-            causes,
-            action=explanations[0].action if explanations else "",
-            retriable=bool(self._preferred) or not hopeless,
+        raise tries.final(
+            NoBrokersAvailableError(
+                causes,
+                action=explanations[0].action if explanations else "",
+                retriable=bool(self._preferred) or not hopeless,
+            )
         )
 
     def _explain(self, address: str, error: "grpc.RpcError") -> Explanation | None:

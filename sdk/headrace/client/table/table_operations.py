@@ -12,7 +12,7 @@ from headrace.client.base.config import TableConfig
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Call, Operation, Pause
 from headrace.client.base.partitioner import partition_for_key
-from headrace.client.base.retry import Backoff
+from headrace.client.base.retry import Backoff, Tries
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.table.purges import PurgedPartition
@@ -356,7 +356,7 @@ class TableOperations:
             HeadraceError: The last error when the time is up, or one that a repetition does not change.
         """
         problem: HeadraceError | None = None
-        in_doubt = False  # whether an earlier try of a write may have been applied
+        tries = Tries(method)
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
             try:
@@ -370,20 +370,20 @@ class TableOperations:
                 except rpc_failures() as error:
                     raise from_rpc_error(error) from error
             except HeadraceError as error:
-                in_doubt = in_doubt or (error.outcome == Outcome.UNKNOWN and method == "WriteRow")
+                tries.failed(error)
                 if not is_repeatable(error):
-                    _note_doubt(error, in_doubt=in_doubt)
+                    tries.final(error)
                     raise
                 if problem is None or not isinstance(error, TimedOutError):
                     problem = error  # Otherwise it is the reason for which the time was used up.
             delay = self._backoff.delay_ms(attempt, problem.retry_after_ms) / 1000
             if time.monotonic() + delay >= deadline:
-                raise _note_doubt(problem, in_doubt=in_doubt)
+                raise tries.final(problem)
             yield Pause(delay)
             try:
                 yield from self._refresh(deadline)
             except HeadraceError as error:
-                raise _note_doubt(problem, in_doubt=in_doubt) from error  # The reason for which the time was used up.
+                raise tries.final(problem) from error  # The reason for which the time was used up.
         raise AssertionError("unreachable: the count has no end")
 
     def _address(self, request: Any, topic_id: bytes, left: float) -> None:
@@ -412,13 +412,6 @@ class TableOperations:
             raise LeaderNotAvailableError(f"{self._name}-{partition} has no replica in sync now")
         limit = min(replicas)[0] if is_nearest else max(replicas)[0]
         return self._chance.choice([address for distance, address in replicas if distance <= limit]), topic_id
-
-
-def _note_doubt(error: HeadraceError, *, in_doubt: bool) -> HeadraceError:
-    """Return the error of a call, with its outcome UNKNOWN if one of its tries may have been applied."""
-    if in_doubt:
-        error.outcome = Outcome.UNKNOWN
-    return error
 
 
 def is_repeatable(error: HeadraceError) -> bool:

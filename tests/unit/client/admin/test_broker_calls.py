@@ -9,7 +9,7 @@ from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import Pause, execute
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import broker_pb2, cluster_pb2
-from headrace.wire.errors import NotLeaderError, TimedOutError, to_detail
+from headrace.wire.errors import NotLeaderError, Outcome, TimedOutError, to_detail
 from headrace.wire.ids import TopicPartition
 
 from tests.fakes.failed_call import FailedCallError
@@ -78,3 +78,14 @@ def test_a_broker_that_hangs_at_once_raises_timed_out(monkeypatch):
     """Without another reason the error is that of the call."""
     with pytest.raises(TimedOutError):
         OpeningBroker(monkeypatch, hangs_at_call=1).find(timeout=60)
+
+
+def test_a_deletion_that_reached_some_partitions_may_have_been_applied(monkeypatch):
+    broker = OpeningBroker(monkeypatch)
+    with pytest.raises(NotLeaderError) as caught:
+        execute(broker.operations.delete_records("t", dict.fromkeys(range(4), 5), timeout=0.0), broker)
+    assert broker.asked == [[0, 1, 2, 3]]
+    assert caught.value.outcome == Outcome.UNKNOWN
+    with pytest.raises(NotLeaderError) as caught:
+        broker.find(timeout=0.0)
+    assert caught.value.outcome == Outcome.NOT_APPLIED

@@ -12,6 +12,7 @@ from headrace.v1 import cluster_pb2, errors_pb2
 from headrace.wire.errors import (
     STATUS_DETAILS_KEY,
     ConflictError,
+    HeadraceError,
     MetastoreUnavailableError,
     Outcome,
     UnknownTopicError,
@@ -24,6 +25,15 @@ from tests.fakes.failed_call import FailedCallError
 REFUSED = FailedCallError(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
 SILENT = FailedCallError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 STOPPING = FailedCallError(grpc.StatusCode.CANCELLED, "CANCELLED")
+
+
+def refused_with(error):
+    """Return a call that a server answers with an error."""
+    status = errors_pb2.Status()
+    status.details.add().Pack(to_detail(error))
+    call = FailedCallError(grpc.StatusCode.ABORTED)
+    call.trailing_metadata = lambda: ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+    return call
 
 
 class Servers:
@@ -80,14 +90,35 @@ def test_a_short_time_is_not_overrun(monkeypatch):
 
 def test_a_conflict_is_tried_elsewhere_and_told_as_what_it_is(monkeypatch):
     """The next server may succeed; if the last one reports a conflict too, the error is the conflict."""
-    status = errors_pb2.Status()
-    status.details.add().Pack(to_detail(ConflictError("another writer was first")))
-    conflict = FailedCallError(grpc.StatusCode.ABORTED)
-    conflict.trailing_metadata = lambda: ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+    conflict = refused_with(ConflictError("another writer was first"))
     good = cluster_pb2.GetMetadataResponse(cluster_id="c")
     assert Servers(monkeypatch, a=conflict, b=good).metadata().cluster_id == "c"
     with pytest.raises(ConflictError, match="another writer was first"):
         Servers(monkeypatch, a=REFUSED, b=conflict).metadata(timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "outcome"),
+    [
+        (SILENT, refused_with(ConflictError("another writer was first")), Outcome.UNKNOWN),
+        (REFUSED, refused_with(ConflictError("another writer was first")), Outcome.NOT_APPLIED),
+        (SILENT, REFUSED, Outcome.UNKNOWN),
+        (REFUSED, REFUSED, Outcome.NOT_APPLIED),
+    ],
+)
+def test_a_call_is_in_doubt_if_any_try_of_it_may_have_been_applied(monkeypatch, first, last, outcome):
+    metadata = cluster_pb2.GetMetadataResponse(coordinators=["a:1", "b:1"])
+    metadata.brokers.add(broker_id=1, address="m:1")
+    servers = Servers(monkeypatch, m=metadata, a=first, b=last)
+    servers.calls = BootstrapClient(ClientConfig(bootstrap_servers=("m:1",)))
+    with pytest.raises(HeadraceError) as caught:
+        execute(servers.calls.coordinator("DrainBroker", cluster_pb2.DrainBrokerRequest(), 3.0), servers.run_step)
+    assert caught.value.outcome == outcome
+    with pytest.raises(HeadraceError) as caught:
+        execute(
+            servers.calls.coordinator("DescribeCluster", cluster_pb2.DescribeClusterRequest(), 3.0), servers.run_step
+        )
+    assert caught.value.outcome == Outcome.NOT_APPLIED
 
 
 def test_what_never_left_was_not_applied_and_what_a_server_cancelled_may_go_again():
