@@ -143,6 +143,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
     def Heartbeat(self, request: Any, context: Any) -> Any:
         """Return the assignment, once it changed or the wait is over."""
         with self.changed:
+            if not context.is_active():  # The member cancelled it and has sent another one, which may be answered.
+                return groups_pb2.HeartbeatResponse()
             self.heartbeats.append(request)
             self.changed.notify_all()
             self._check_etcd(context)
