@@ -11,7 +11,6 @@ from operator import index
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -199,25 +198,17 @@ def _text_bounds(array: Any) -> tuple[bytes, bytes]:
     """
     _, ends, buffer = array.buffers()
     offsets = np.frombuffer(ends, np.int32, len(array) + 1, 4 * array.offset)
-    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
-    data = np.frombuffer(buffer or b"", np.uint8)[: offsets[-1]]
-    inner = int(np.searchsorted(starts, len(data) - 8, "right"))
-    first = int(starts[inner]) if inner < len(starts) else len(data)
-    heads = _heads(data, starts[:inner]) if inner else np.zeros(0, "<u8")
-    if inner < len(starts):  # The last ones have fewer than 8 bytes to the end of the data.
-        last = _heads(np.concatenate((data[first:], np.zeros(8, np.uint8))), starts[inner:] - first)
-        heads = np.concatenate((heads, last))
+    starts, data = offsets[:-1].astype(np.intp), np.frombuffer(buffer or b"", np.uint8)
+    if starts[-1] + 8 > len(data):  # The last ones have fewer than 8 bytes to the end of the data.
+        data, starts = np.concatenate((data[starts[0] : offsets[-1]], np.zeros(8, np.uint8))), starts - starts[0]
+    # Of untyped bytes, because numpy checks the alignment of each number.
+    heads = np.ndarray(len(data) - 7, "V8", data, strides=(1,))[starts].view("<u8")
+    lengths = offsets[1:] - offsets[:-1]
     if np.minimum.reduce(lengths) < 8:
         heads &= _FIRST_BYTES.take(lengths, mode="clip")
     heads = heads.byteswap(inplace=True)
     lowest, highest = int(np.minimum.reduce(heads)), int(np.maximum.reduce(heads))
     return lowest.to_bytes(8, "big"), highest.to_bytes(8, "big")
-
-
-def _heads(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-    """Return the 8 bytes from each of `starts` as one number, the first byte the least significant."""
-    # Of untyped bytes, because numpy checks the alignment of each number.
-    return np.ndarray(len(data) - 7, "V8", data, strides=(1,))[starts].view("<u8")
 
 
 _TEXTS = frozenset({"string", "binary"})
