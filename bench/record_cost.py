@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.load import Load, records_a_batch
+from bench.producing import KEY_BYTES
 
 TOPIC = "records"
 NO_LIMIT = 2**31 - 1
@@ -36,10 +37,11 @@ NO_LIMIT = 2**31 - 1
 class Unsent(headrace.Producer):
     """Producer whose sealed batches are discarded."""
 
-    def __init__(self, *, return_futures: bool) -> None:
+    def __init__(self, *, return_futures: bool = True, partitions: int = 1) -> None:
         super().__init__(bootstrap_servers="127.0.0.1:1", return_futures=return_futures, linger_ms=10_000)
         topic = cluster_pb2.TopicMetadata(name=TOPIC, topic_id=bytes(16), max_batch_bytes=1 << 20)
-        topic.partitions.add(partition=0, leader_id=1, leader_epoch=0)
+        for partition in range(partitions):
+            topic.partitions.add(partition=partition, leader_id=1, leader_epoch=0)
         broker = cluster_pb2.BrokerMetadata(broker_id=1, address="127.0.0.1:1")
         core = self._core
         core.sender.cluster_metadata.update(cluster_pb2.GetMetadataResponse(brokers=[broker], topics=[topic]))
@@ -87,6 +89,16 @@ def sending(send: Callable[[str, bytes], Any], values: Sequence[bytes]) -> Calla
     return loop
 
 
+def sending_keyed(send: Callable[..., Any], records: Sequence[tuple[bytes, bytes]]) -> Callable[[], None]:
+    """Return a function with a `send` loop with keys."""
+
+    def loop() -> None:
+        for key, value in records:
+            send(TOPIC, value, key=key)
+
+    return loop
+
+
 def measure(value_bytes: int, repeat: int) -> dict[str, float]:
     """Return the ns per record of every step by name."""
     records = records_a_batch(value_bytes)
@@ -103,21 +115,24 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
         for _ in RecordCursor(decoded, 1).records():
             pass
 
-    without_futures, producer = Unsent(return_futures=False), Unsent(return_futures=True)
+    keys = [value[:KEY_BYTES] for value in values]
+    without_futures, producer, keyed = Unsent(return_futures=False), Unsent(), Unsent(partitions=10)
     steps: dict[str, Callable[[], Any]] = {
         "a method call with the parameters of send": sending(Named().send, values),
         "send, return_futures=False": sending(without_futures.send, values),
         "send": sending(producer.send, values),
+        "send, keys, 10 partitions": sending_keyed(keyed.send, [*zip(keys, values, strict=True)]),
         "encoding a batch": lambda: batch_parts(values, **stamp),
         "- of which joining the values": lambda: b"".join(values),
         "- of which their lengths": lambda: deque(map(len, values), maxlen=0),
+        "encoding one with keys": lambda: batch_parts(values, keys, **stamp),
         "writing it into a request": lambda: b"".join(parts),
         "checking a batch": checked,
         "decoding it": lambda: decode_batch(batch, max_payload_bytes=NO_LIMIT),
         "for record in consumer": looped,
         "- of which the values": columns.value_column.to_list,
     }
-    with without_futures, producer:
+    with without_futures, producer, keyed:
         return {name: round(least_ns(work, records, repeat), 1) for name, work in steps.items()}
 
 

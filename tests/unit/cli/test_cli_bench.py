@@ -22,7 +22,7 @@ from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.errors import DeliveryError
 from headrace.client.base.partitioner import partition_for_key
-from headrace.client.producer.futures import BatchFuture, PendingBatch, future_for
+from headrace.client.producer.futures import BatchFuture, PendingBatch, RecordFuture
 from headrace.wire.errors import NotEnoughReplicasError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.request_trace import TableOperation, decode_block
@@ -411,7 +411,7 @@ def test_a_wait_is_of_what_was_acknowledged() -> None:
 
     def send(part: RecordColumns) -> BatchFuture:
         batches.append(PendingBatch(TopicPartition("clicks", 0), 0, lambda _: None))
-        return BatchFuture([(future_for(batches[-1], 0), part.records)])
+        return BatchFuture([(RecordFuture.of(batches[-1], 0), part.records)])
 
     clock = Clock()
     progress = send_paced(evenly(3, 100.0), send, clock, clock.sleep)

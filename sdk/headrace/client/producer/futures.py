@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from headrace.client.base.records import RecordMetadata
 from headrace.client.tracing.sending import BatchSpans
@@ -16,6 +16,8 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 
 _log = logging.getLogger("headrace.client")
+
+AnyFuture = TypeVar("AnyFuture", bound="PendingRecord")
 
 
 class PendingBatch:
@@ -131,17 +133,41 @@ def _run(callback: Callable[[], None]) -> None:
         _log.exception("a delivery callback raised")
 
 
-class RecordFuture:
-    """Result of one record. Any thread."""
+class PendingRecord:
+    """Record of a batch: the base of the futures of both producers. Any thread.
+
+    It has no `__init__`, which would double its cost for `send`.
+    """
 
     __slots__ = ("batch", "index")
 
     batch: PendingBatch
     index: int
 
+    @classmethod
+    def of(cls, batch: PendingBatch, index: int) -> Self:
+        """Return the future of record `index` of a batch; the fast path does this inline."""
+        future = cls()
+        future.batch = batch
+        future.index = index
+        return future
+
     def done(self) -> bool:
         """Return whether the record was delivered or has failed."""
         return self.batch.done()
+
+    def __repr__(self) -> str:
+        return f"RecordFuture({self.batch.where}, {'done' if self.done() else 'pending'})"
+
+
+FutureType: TypeAlias = type[PendingRecord]
+"""Class of a producer's futures."""
+
+
+class RecordFuture(PendingRecord):
+    """Result of one record. Any thread."""
+
+    __slots__ = ()
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Wait for the acknowledgement; return the record's metadata.
@@ -172,17 +198,14 @@ class RecordFuture:
         """
         self.batch.call_when_done(lambda: callback(self))
 
-    def __repr__(self) -> str:
-        return f"RecordFuture({self.batch.where}, {'done' if self.done() else 'pending'})"
 
-
-class BatchFuture:
-    """Results of the records of one `send_many`, with one future per batch. Any thread."""
+class PendingRecords(Generic[AnyFuture]):
+    """Records of one `send_many`: the base of the futures of both producers. Any thread."""
 
     __slots__ = ("parts",)
 
-    def __init__(self, parts: list[tuple[RecordFuture, int]]) -> None:
-        self.parts = parts
+    def __init__(self, parts: list[tuple[Any, int]]) -> None:
+        self.parts: list[tuple[AnyFuture, int]] = parts
         """(future of the batch's first record, number of records), in the order in which they were sealed."""
 
     def __len__(self) -> int:
@@ -191,6 +214,15 @@ class BatchFuture:
     def done(self) -> bool:
         """Return whether every record was delivered or has failed."""
         return all(future.done() for future, _ in self.parts)
+
+    def __repr__(self) -> str:
+        return f"BatchFuture({len(self)} records, {'done' if self.done() else 'pending'})"
+
+
+class BatchFuture(PendingRecords[RecordFuture]):
+    """Results of the records of one `send_many`, with one future per batch. Any thread."""
+
+    __slots__ = ()
 
     def result(self, timeout: float | None = None) -> list[tuple[RecordMetadata, int]]:
         """Wait for every acknowledgement; return the metadata of each run's first record, and the run's length.
@@ -205,14 +237,3 @@ class BatchFuture:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             found.append((future.result(left), records))
         return found
-
-    def __repr__(self) -> str:
-        return f"BatchFuture({len(self)} records, {'done' if self.done() else 'pending'})"
-
-
-def future_for(batch: PendingBatch, index: int) -> RecordFuture:
-    """Return a future. The hot path does this inline, because an `__init__` would double the cost of a future there."""
-    future = RecordFuture()
-    future.batch = batch
-    future.index = index
-    return future

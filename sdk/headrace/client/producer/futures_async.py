@@ -1,25 +1,17 @@
 """Futures of the asyncio producer. Used on one event loop."""
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 from headrace.client.base.records import RecordMetadata
-from headrace.client.producer.futures import PendingBatch
-from headrace.client.producer.futures import RecordFuture as SyncRecordFuture
+from headrace.client.producer.futures import PendingBatch, PendingRecord, PendingRecords
 
 
-class RecordFuture:
+class RecordFuture(PendingRecord):
     """Result of one record: `await future` returns its metadata, any number of times."""
 
-    __slots__ = ("_future",)
-
-    def __init__(self, future: SyncRecordFuture) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        """Return whether the record was delivered or has failed."""
-        return self._future.done()
+    __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """Wait for the acknowledgement. Cancellation ends the wait, not the delivery.
@@ -27,29 +19,16 @@ class RecordFuture:
         Raises:
             HeadraceError: The reason of the failure; `outcome` states whether the record may be stored.
         """
-        if not self._future.done():
-            yield from until_done(self._future.batch).__await__()
-        return self._future.result(0)
-
-    def __repr__(self) -> str:
-        return repr(self._future)
+        if not self.batch.done():
+            yield from until_done(self.batch).__await__()
+        self.batch.wait(0)
+        return self.batch.metadata(self.index)
 
 
-class BatchFuture:
+class BatchFuture(PendingRecords[RecordFuture]):
     """Results of the records of one `send_many`; awaitable."""
 
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: Sequence[tuple[SyncRecordFuture, int]]) -> None:
-        self.parts = [(RecordFuture(future), records) for future, records in parts]
-        """(future of the batch's first record, number of records), in the order in which they were sealed."""
-
-    def __len__(self) -> int:
-        return sum(records for _, records in self.parts)
-
-    def done(self) -> bool:
-        """Return whether every record was delivered or has failed."""
-        return all(future.done() for future, _ in self.parts)
+    __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, list[tuple[RecordMetadata, int]]]:
         """Wait for every acknowledgement; return the metadata of each run's first record, and the run's length.
@@ -58,9 +37,6 @@ class BatchFuture:
             HeadraceError: The first failure.
         """
         return self._all().__await__()
-
-    def __repr__(self) -> str:
-        return f"BatchFuture({len(self)} records, {'done' if self.done() else 'pending'})"
 
     async def _all(self) -> list[tuple[RecordMetadata, int]]:
         return [(await future, records) for future, records in self.parts]

@@ -5,15 +5,23 @@ The caller that fills a batch seals it, encodes it and starts the call, by `Send
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ProducerConfig
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
-from headrace.client.producer.accumulator import BufferPool, ClosedBatch, Headers, PartitionBuffer
+from headrace.client.producer.accumulator import (
+    AppendKeyed,
+    AppendValue,
+    BufferPool,
+    ClosedBatch,
+    Headers,
+    PartitionBuffer,
+    append_nothing,
+)
 from headrace.client.producer.bulk import Bulk
-from headrace.client.producer.futures import PendingBatch, RecordFuture, future_for
+from headrace.client.producer.futures import FutureType, PendingBatch, PendingRecord
 from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.partition_queue import SealedBatch
 from headrace.client.producer.producer_topics import ProducerTopics
@@ -50,21 +58,37 @@ class OpenBatches:
         topics: ProducerTopics,
         tracing: SendTracing,
         *,
+        future_type: FutureType,
         uses_appenders: bool,
     ) -> None:
-        """`uses_appenders` fills `appenders`."""
+        """`uses_appenders` fills the dictionaries of appenders: nothing but the key's hash selects the partition."""
         self._config = config
         self._buffer_pool = buffer_pool
         self._maintenance = maintenance
         self._sender = sender
         self._topics = topics
         self._tracing = tracing
+        self._future_type = future_type
+        self._fast_type = future_type if config.return_futures else None
         self._uses_appenders = uses_appenders
         self._lingering: dict[PartitionBuffer, None] = {}
-        self.appenders: dict[str, Callable[[bytes], RecordFuture | None]] = {}
-        """By topic: appends a value without a key to the open batch; see `PartitionBuffer.start_appender`."""
+        self.appenders: dict[str, AppendValue] = {}
+        """By topic: appends a value without a key to the open batch."""
+        self.keyed_appenders: dict[str, list[AppendKeyed]] = {}
+        """By topic, for each partition, which the key's hash selects."""
 
-    def append(self, buffer: PartitionBuffer, record: UnsentRecord) -> RecordFuture | int:
+    def add_topic(self, name: str, partitions: int) -> None:
+        """Prepare the fast path of a topic, or of one that has more partitions now, before there are its buffers."""
+        if self._uses_appenders and len(self.keyed_appenders.get(name, ())) < partitions:
+            self.keyed_appenders[name] = [append_nothing] * partitions
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """End the fast path of some topics."""
+        for name in list(topics):
+            self.appenders.pop(name, None)
+            self.keyed_appenders.pop(name, None)
+
+    def append(self, buffer: PartitionBuffer, record: UnsentRecord) -> PendingRecord | int:
         """See `ProducerCore.append`."""
         topic, value, key, headers, partition, timestamp_ms, cost, span = record
         while True:
@@ -73,14 +97,17 @@ class OpenBatches:
                     buffer.stop_appender()
                 if buffer.has_room_for(cost):
                     assert buffer.pending is not None, "there is room: a batch is open"
-                    future = future_for(buffer.pending, buffer.append(value, key, headers, timestamp_ms, cost))
+                    index = buffer.append(value, key, headers, timestamp_ms, cost)
+                    future = self._future_type.of(buffer.pending, index)
                     if buffer.pending.spans is not None:
                         buffer.pending.spans.take(span, future.index)
                     if self._uses_appenders and partition is None and buffer.columns is None:
                         if key is None:
-                            self.appenders[topic] = buffer.start_appender(return_futures=self._config.return_futures)
+                            self.appenders[topic] = buffer.start_appender(self._fast_type)
                         else:
-                            buffer.start_keyed_appender(return_futures=self._config.return_futures)
+                            append = buffer.start_keyed_appender(self._fast_type)
+                            if (appenders := self.keyed_appenders.get(topic)) is not None:
+                                appenders[buffer.where.partition] = append
                     return future
             missing = self._make_room(buffer, record)
             if missing is not None:

@@ -26,7 +26,7 @@ from headrace.client.base.unclosed import ATEXIT_TIMEOUT_S, close_in_thread
 from headrace.client.interceptors.audit import publisher_settings
 from headrace.client.interceptors.audit_interceptor import AuditInterceptor
 from headrace.client.producer.accumulator import Headers
-from headrace.client.producer.futures import BatchFuture, RecordFuture
+from headrace.client.producer.futures import BatchFuture, PendingRecord, RecordFuture
 from headrace.client.producer.producer_core import ProducerCore
 from headrace.client.producer.producer_io import BlockingProducerIO
 from headrace.client.producer.sender import ProducerStats
@@ -56,9 +56,9 @@ class Producer:
         config = build(ProducerConfig, settings)
         audit = [AuditInterceptor(config, lambda: _claims_producer(config))] if config.audit_topic else []
         self._io = BlockingProducerIO(config)
-        self._core = ProducerCore(config, self._io, [*config.interceptors, *audit], uses_appenders=True)
+        self._core = ProducerCore(config, self._io, [*config.interceptors, *audit], RecordFuture)
         self._appenders = self._core.open_batches.appenders
-        self._keyed = self._core.keyed
+        self._keyed_appenders = self._core.open_batches.keyed_appenders
         self._return_futures = config.return_futures
         _live.add(self)
 
@@ -112,23 +112,15 @@ class Producer:
             UnknownTopicError, UnknownPartitionError, NoBrokersAvailableError: If there is no destination.
             ClosedError, ForkedError: If a new producer is needed.
         """
-        if key is None and headers is None and partition is None and timestamp_ms is None and type(value) is bytes:
+        if headers is None and partition is None and timestamp_ms is None and type(value) is bytes:
             try:
-                return self._appenders[topic](value)  # type: ignore[return-value]
+                if key is None:
+                    return self._appenders[topic](value)  # type: ignore[return-value]
+                if type(key) is bytes:
+                    appenders = self._keyed_appenders[topic]
+                    return appenders[crc32(key) % len(appenders)]((key, value))  # type: ignore[return-value]
             except (KeyError, StopIteration, ValueError):
-                return self._send(topic, value, None, None, None, None)
-        if (
-            type(key) is bytes
-            and headers is None
-            and partition is None
-            and timestamp_ms is None
-            and type(value) is bytes
-        ):
-            try:
-                buffers = self._keyed[topic]
-                return buffers[crc32(key) % len(buffers)].append_keyed((key, value))  # type: ignore[return-value]
-            except (KeyError, StopIteration, ValueError):
-                pass
+                pass  # There is no open batch with room for it.
         return self._send(topic, value, key, headers, partition, timestamp_ms)
 
     def _send(
@@ -145,7 +137,7 @@ class Producer:
         record = core.make_record(topic, value, key, headers, partition, timestamp_ms)
         try:
             done = core.append(record) or core.append(record)  # Again after the full batch was sealed.
-            if not isinstance(done, RecordFuture):
+            if not isinstance(done, PendingRecord):
                 done = execute(core.append_waiting(record), self._io.run_step)
         except BaseException as error:
             if record.span is not None:

@@ -21,7 +21,7 @@ from headrace.client.base.unclosed import close_in_loop
 from headrace.client.interceptors.audit import publisher_settings
 from headrace.client.interceptors.audit_interceptor_async import AsyncAuditInterceptor
 from headrace.client.producer.accumulator import Headers
-from headrace.client.producer.futures import RecordFuture as SyncRecordFuture
+from headrace.client.producer.futures import PendingRecord
 from headrace.client.producer.futures_async import BatchFuture, RecordFuture, until_done
 from headrace.client.producer.producer_core import ProducerCore
 from headrace.client.producer.producer_io_async import AsyncProducerIO
@@ -50,9 +50,9 @@ class Producer:
         claims_settings = publisher_settings(config)
         audit = [AsyncAuditInterceptor(config, lambda: Producer(**claims_settings))] if config.audit_topic else []
         self._io = AsyncProducerIO(config)
-        self._core = ProducerCore(config, self._io, [*config.interceptors, *audit], uses_appenders=True)
+        self._core = ProducerCore(config, self._io, [*config.interceptors, *audit], RecordFuture)
         self._appenders = self._core.open_batches.appenders
-        self._keyed = self._core.keyed
+        self._keyed_appenders = self._core.open_batches.keyed_appenders
         self._ended = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
 
@@ -96,17 +96,17 @@ class Producer:
         if headers is None and partition is None and timestamp_ms is None and type(value) is bytes:
             try:
                 if key is None:
-                    return RecordFuture(self._appenders[topic](value))  # type: ignore[arg-type]
+                    return self._appenders[topic](value)  # type: ignore[return-value]
                 if type(key) is bytes:
-                    buffers = self._keyed[topic]
-                    return RecordFuture(buffers[crc32(key) % len(buffers)].append_keyed((key, value)))  # type: ignore[arg-type]
+                    appenders = self._keyed_appenders[topic]
+                    return appenders[crc32(key) % len(appenders)]((key, value))  # type: ignore[return-value]
             except (KeyError, StopIteration, ValueError):
                 pass  # There is no open batch with room for it.
         core = self._core
         record = core.make_record(topic, value, key, headers, partition, timestamp_ms)
         try:
             done = core.append(record)
-            if not isinstance(done, SyncRecordFuture):
+            if not isinstance(done, PendingRecord):
                 if not done:
                     await asyncio.sleep(0)  # A batch was sealed: a loop that only sends must let its call start.
                 done = await aexecute(core.append_waiting(record), self._io.run_step)
@@ -114,7 +114,7 @@ class Producer:
             if record.span is not None:
                 record.span.fail(error)
             raise
-        return RecordFuture(done)
+        return done  # type: ignore[return-value]
 
     async def send_and_wait(
         self,

@@ -4,8 +4,8 @@ Owned by a blocking or an asyncio `Producer`. A `ProducerIO` creates its locks a
 producer runs its operations and waits for its futures. `OpenBatches` appends and seals, `Sender` sends sealed batches.
 
 Locks must be taken in this order: that of the topics, a buffer's (appending), then the sender's or the buffer pool's.
-Except for that of the topics, none is held to encode, to call or to wait. The dictionaries `appenders` and `keyed` are
-the fast path of a blocking producer: they lack unknown topics, and are empty after a fork or a close.
+Except for that of the topics, none is held to encode, to call or to wait. The dictionaries of appenders are
+the fast path: they lack unknown topics, and are empty after a fork or a close.
 """
 
 import logging
@@ -32,9 +32,9 @@ from headrace.client.base.serializers import resolve_serializer, serialize
 from headrace.client.interceptors.interceptor import Interceptors, ProducerInterceptor
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import TopicLeaders
-from headrace.client.producer.accumulator import BufferPool, Headers, PartitionBuffer, record_cost
+from headrace.client.producer.accumulator import BufferPool, Headers, record_cost
 from headrace.client.producer.bulk import Bulk, bulk_of
-from headrace.client.producer.futures import RecordFuture, future_for
+from headrace.client.producer.futures import FutureType, PendingRecord
 from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.open_batches import OpenBatches, UnsentRecord, too_large
 from headrace.client.producer.partition_queue import SealedBatch
@@ -61,23 +61,20 @@ class ProducerCore:
         config: ProducerConfig,
         io: ProducerIO,
         interceptors: Sequence[ProducerInterceptor],
-        *,
-        uses_appenders: bool,
+        future_type: FutureType,
     ) -> None:
-        """Connect on first use. `uses_appenders` fills `appenders` and `keyed`.
+        """Connect on first use. `future_type` is the class of its futures.
 
         Raises:
             ConfigError: If an interceptor lacks a method.
             UnsupportedCodecError: If the compression's package is not installed; the message names it.
         """
         self.config = config
+        self._future_type = future_type
         self.interceptors = Interceptors(interceptors)
         self._key_serializer = resolve_serializer(config.key_serializer, "key_serializer")
         self._value_serializer = resolve_serializer(config.value_serializer, "value_serializer")
         is_plain = config.partitioner is None and self._value_serializer is None and self._key_serializer is None
-        self._uses_appenders = uses_appenders and is_plain
-        self.keyed: dict[str, list[PartitionBuffer]] = {}
-        """By topic: buffers of the partitions, if the key's hash selects the partition."""
         chance = random.Random()
         backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, chance)
         pool_lock = io.make_lock()
@@ -95,7 +92,8 @@ class ProducerCore:
             self.sender,
             self.topics,
             self._tracing,
-            uses_appenders=self._uses_appenders,
+            future_type=future_type,
+            uses_appenders=is_plain,
         )
         self._backoff = backoff
         self._bootstrap = BootstrapClient(config)
@@ -131,7 +129,7 @@ class ProducerCore:
         cost = record_cost(data, key_data, headers)
         return UnsentRecord(topic, data, key_data, headers, partition, timestamp_ms, cost, span)
 
-    def append(self, record: UnsentRecord) -> RecordFuture | int:
+    def append(self, record: UnsentRecord) -> PendingRecord | int:
         """Append one record if that needs no wait.
 
         Returns:
@@ -146,14 +144,14 @@ class ProducerCore:
         buffer = found.buffers[self.topics.choose(found, record.key, record.partition)]
         return self.open_batches.append(buffer, record)
 
-    def append_waiting(self, record: UnsentRecord) -> Operation[RecordFuture]:
+    def append_waiting(self, record: UnsentRecord) -> Operation[PendingRecord]:
         """Append one record; wait for metadata and for room, at most `max_block_ms` each."""
         deadline = time.monotonic() + self.config.max_block_ms / 1000
         try:
             while True:
                 yield from self.topic(record.topic)
                 done = self.append(record)
-                if isinstance(done, RecordFuture):
+                if isinstance(done, PendingRecord):
                     return done
                 if done:
                     yield from self._wait_for_room(done, record, deadline)
@@ -179,7 +177,7 @@ class ProducerCore:
         timestamps_ms: Any,
         partition: int | None,
         group_ends: Any,
-    ) -> Operation[list[tuple[RecordFuture, int]]]:
+    ) -> Operation[list[tuple[PendingRecord, int]]]:
         """Queue many records; return the future of each batch's first record, and the number of records."""
         if group_ends is not None and partition is None:
             raise ConfigError("group_ends needs partition", action="Send the records of each partition by themselves.")
@@ -191,7 +189,7 @@ class ProducerCore:
 
     def send_table(
         self, topic: str, table: Any, keys: Any, timestamps_ms: Any, partition: int | None
-    ) -> Operation[list[tuple[RecordFuture, int]]]:
+    ) -> Operation[list[tuple[PendingRecord, int]]]:
         """Queue the rows of a table; see `send_many`."""
         found = yield from self.topic(topic)
         if found.columns is None:
@@ -204,8 +202,8 @@ class ProducerCore:
 
     def _send_parts(
         self, topic: str, found: ProducerTopic, bulk: Bulk | TypedBulk, has_keys: bool, partition: int | None
-    ) -> Operation[list[tuple[RecordFuture, int]]]:
-        parts: list[tuple[RecordFuture, int]] = []
+    ) -> Operation[list[tuple[PendingRecord, int]]]:
+        parts: list[tuple[PendingRecord, int]] = []
         plan: Iterable[tuple[int | None, Bulk | TypedBulk]] = [(partition, bulk)]
         if partition is not None:
             self.topics.choose(found, None, partition)
@@ -224,7 +222,7 @@ class ProducerCore:
         topic: str,
         chosen: int | None,
         bulk: Bulk | TypedBulk,
-        parts: list[tuple[RecordFuture, int]],
+        parts: list[tuple[PendingRecord, int]],
         progress: ProgressBar,
     ) -> Operation[None]:
         """Convert columns into batches without a step per record, after the open batch of the partition."""
@@ -250,7 +248,7 @@ class ProducerCore:
                 continue
             self.buffer_pool.leave(bulk)
             for first in range(start, end, buffer.batch_records):
-                parts.append((future_for(pending, first - start), min(buffer.batch_records, end - first)))
+                parts.append((self._future_type.of(pending, first - start), min(buffer.batch_records, end - first)))
             if chosen is None:
                 self.open_batches.move_sticky(buffer)
             progress.add(end - start)
@@ -317,16 +315,13 @@ class ProducerCore:
             known = self.topics.known.get(topic_leaders.name)
             if known is not None and known.topic_leaders.topic_id != topic_leaders.topic_id:
                 self._retire(known)
-            topic = self.topics.install(topic_leaders)
-            if self._uses_appenders:
-                self.keyed[topic_leaders.name] = topic.buffers
-            return topic
+            self.open_batches.add_topic(topic_leaders.name, topic_leaders.partitions)
+            return self.topics.install(topic_leaders)
 
     def _retire(self, topic: ProducerTopic) -> None:
         """Retire a topic: open batches are sent, later appends are rejected."""
-        name = topic.topic_leaders.name
-        for found in (self.topics.known, self.open_batches.appenders, self.keyed):
-            found.pop(name, None)
+        self.topics.known.pop(topic.topic_leaders.name, None)
+        self.open_batches.forget([topic.topic_leaders.name])
         for buffer in topic.buffers:
             self.open_batches.retire(buffer)
 
@@ -370,8 +365,7 @@ class ProducerCore:
     def begin_close(self) -> None:
         """Reject new records; waits for room end, and open batches are sent."""
         self.is_closed = True
-        self.open_batches.appenders.clear()
-        self.keyed.clear()
+        self.open_batches.forget(self.topics.known)
         with DeferredKeyboardInterrupt():
             self.buffer_pool.close()
             with self.topics.lock:  # After another thread has finished installing a topic.
@@ -394,8 +388,7 @@ class ProducerCore:
     def _after_fork(self) -> None:
         """Make every method raise in the child after a fork."""
         self.is_forked = True
-        self.open_batches.appenders.clear()
-        self.keyed.clear()
+        self.open_batches.forget(self.topics.known)
         self.topics.known.clear()
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import headrace
 import pytest
+from headrace.client.base.operations import execute
 from headrace.wire.errors import (
     BatchTooLargeError,
     CorruptBatchError,
@@ -22,6 +23,8 @@ from headrace.wire.errors import (
     UnknownTopicError,
     UnknownTopicIdError,
 )
+
+from tests.fakes.cluster import FakePartition
 
 FAST = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 5}
 WAIT = 20
@@ -52,6 +55,20 @@ def test_a_key_decides_the_partition_and_keeps_its_order(fake_cluster):
         expected = [b"%d" % index for index, key in enumerate(keys) if zlib.crc32(key) % 5 == number]
         assert partition.values() == expected
         assert partition.keys() == [keys[int(value)] for value in expected]
+
+
+def test_keys_select_from_all_partitions_once_a_topic_has_more(fake_cluster):
+    """The fast path has an appender for each of the new partitions, too."""
+    topic = fake_cluster.create_topic("t", 2)
+    keys = [b"k%d" % number for number in range(50)]
+    with producer_for(fake_cluster) as producer:
+        for partitions in (2, 5):
+            topic.partitions.extend(FakePartition() for _ in range(partitions - len(topic.partitions)))
+            execute(producer._core.refresh(), producer._io.run_step)
+            for key in keys * 3:
+                producer.send("t", key, key=key)
+            found = [producer.send("t", key, key=key).result(WAIT) for key in keys]
+            assert [where.partition for where in found] == [zlib.crc32(key) % partitions for key in keys]
 
 
 def test_keys_headers_and_nulls_mix_in_one_batch(fake_cluster, topic):

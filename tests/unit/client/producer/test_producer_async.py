@@ -27,6 +27,20 @@ async def test_whatever_is_lost_order_holds_and_nothing_is_duplicated(fake_clust
         assert partition.values() == [b"%d" % value for value in range(number, 1500, 2)]
 
 
+async def test_every_send_returns_a_future_that_can_be_awaited(fake_cluster, topic):
+    """With and without a key, a header or an open batch, and of `send_many`."""
+    async with producer_for(fake_cluster) as producer:
+        sends = [{}, {}, {"key": b"k"}, {"key": b"k"}, {"headers": [("h", b"1")]}]
+        futures = [await producer.send("t", b"%d" % number, **more) for number, more in enumerate(sends)]
+        many = await producer.send_many("t", [b"5", b"6"])
+        assert {type(future) for future in (*futures, many.parts[0][0])} == {headrace.aio.RecordFuture}
+        assert [(await future).offset for future in futures] == [0, 1, 2, 3, 4]
+        assert [(where.offset, records) for where, records in await many] == [(5, 2)]
+        assert many.done()
+        assert repr(many) == "BatchFuture(2 records, done)"
+    assert topic.partitions[0].values() == [b"%d" % number for number in range(7)]
+
+
 async def test_a_cancelled_send_that_waited_for_room_was_not_taken(fake_cluster, topic):
     """Cancelling takes a record whole or not at all, and gives its memory back; the others arrive in order."""
     settings = {"buffer_memory": 64 * 1024, "batch_bytes": 16 * 1024}

@@ -19,7 +19,7 @@ from headrace.client.base.serializers import deserialize, resolve_serializer, se
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.producer.accumulator import BATCH_OVERHEAD, PIECE_BYTES, BufferPool, PartitionBuffer, record_cost
 from headrace.client.producer.bulk import bulk_of
-from headrace.client.producer.futures import PendingBatch
+from headrace.client.producer.futures import PendingBatch, RecordFuture
 from headrace.client.producer.partition_queue import PartitionQueue, Request, RequestPart, SealedBatch
 from headrace.client.producer.produce_rpc import grpc_produce_request
 from headrace.client.producer.sequences import MAX_EPOCH, SEQUENCES, ProducerStamp, SequenceState, restamp
@@ -246,7 +246,7 @@ def make_buffer(batch_bytes=10_000, records=100):
 def test_an_appender_appends_until_there_is_no_room_and_leaves_a_true_count(futures):
     buffer = make_buffer(batch_bytes=1000)
     assert buffer.reserved_bytes == 1000
-    append = buffer.start_appender(return_futures=futures)
+    append = buffer.start_appender(RecordFuture if futures else None)
     given = [append(b"x" * 26) for _ in range(20)]
     with pytest.raises(StopIteration):
         append(b"x")
@@ -266,10 +266,10 @@ def test_an_appender_of_keyed_records_does_the_same(futures):
     buffer = make_buffer(batch_bytes=1000)
     buffer.append(b"first", None, None, None, 40)
     buffer.append(b"second", b"key", None, None, 60)
-    buffer.start_keyed_appender(return_futures=futures)
-    given = [buffer.append_keyed((b"k" * 6, b"x" * 20)) for _ in range(18)]
+    append = buffer.start_keyed_appender(RecordFuture if futures else None)
+    given = [append((b"k" * 6, b"x" * 20)) for _ in range(18)]
     with pytest.raises(StopIteration):
-        buffer.append_keyed((b"k", b"x"))
+        append((b"k", b"x"))
     buffer.stop_appender()
     assert [future.index for future in given] == list(range(2, 20)) if futures else given == [None] * 18
     assert buffer.room == 0
@@ -277,7 +277,7 @@ def test_an_appender_of_keyed_records_does_the_same(futures):
     assert closed.keys == [None, b"key", *[b"k" * 6] * 18]
     assert closed.values == [b"first", b"second", *[b"x" * 20] * 18]
     with pytest.raises(StopIteration):
-        buffer.append_keyed((b"k", b"x"))
+        append((b"k", b"x"))
 
 
 def test_an_appender_lets_one_thread_in_at_a_time_and_says_so():
@@ -290,7 +290,7 @@ def test_an_appender_lets_one_thread_in_at_a_time_and_says_so():
                 append(b"y")
             return 1
 
-    append = buffer.start_appender(return_futures=True)
+    append = buffer.start_appender(RecordFuture)
     append(Value(b"x"))
     buffer.stop_appender()
     assert buffer.values == [b"x"]
@@ -306,7 +306,7 @@ def test_an_appender_that_never_ends_is_an_error_and_not_a_hang(monkeypatch):
                 buffer.stop_appender()
             return 1
 
-    buffer.start_appender(return_futures=True)(Value(b"x"))
+    buffer.start_appender(RecordFuture)(Value(b"x"))
 
 
 def test_a_buffer_takes_memory_in_pieces_within_bytes_and_records():
@@ -339,7 +339,7 @@ def test_a_whole_batch_goes_where_its_partition_is_idle_and_grows_into_a_run_whe
 
     def fill(value):
         buffer.extend(buffer.piece_for(30))
-        append = buffer.start_appender(return_futures=futures)
+        append = buffer.start_appender(RecordFuture if futures else None)
         taken = 0
         with contextlib.suppress(StopIteration):
             while True:
