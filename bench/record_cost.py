@@ -64,7 +64,7 @@ class Named:
     """Object with an empty method with the parameters of `send`."""
 
     def send(
-        self, topic: str, value: Any, key: Any = None, *, headers: Any = None, partition: Any = None, at: Any = None
+        self, topic: str, value: Any, key: Any = None, headers: Any = None, partition: Any = None, at: Any = None
     ) -> None:
         """Do nothing."""
 

@@ -81,7 +81,6 @@ class Producer:
         topic: str,
         value: Any,
         key: Any = None,
-        *,
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,

@@ -71,6 +71,14 @@ def test_keys_select_from_all_partitions_once_a_topic_has_more(fake_cluster):
             assert [where.partition for where in found] == [zlib.crc32(key) % partitions for key in keys]
 
 
+def test_send_takes_its_arguments_by_position(fake_cluster):
+    topic = fake_cluster.create_topic("t", 3)
+    with producer_for(fake_cluster) as producer:
+        where = producer.send("t", b"value", b"key", [("h", b"1")], 2, 1234).result(WAIT)
+    assert (where.partition, where.timestamp_ms) == (2, 1234)
+    assert (topic.partitions[2].keys(), topic.partitions[2].values()) == ([b"key"], [b"value"])
+
+
 def test_keys_headers_and_nulls_mix_in_one_batch(fake_cluster, topic):
     with producer_for(fake_cluster, linger_ms=1000) as producer:
         producer.send("t", b"plain", partition=0)
