@@ -27,7 +27,7 @@ from headrace.wire.batch import (
 )
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer, crc32c, crc32c_rows
-from headrace.wire.encoding import SMALL_BYTES, SMALL_RECORDS
+from headrace.wire.encoding import SMALL_BYTES, SMALL_RECORDS, lengths_of
 
 FEW_BATCHES = 8
 """Number of batches up to which a loop is faster."""
@@ -121,12 +121,12 @@ def encode_run(
     count = len(values) // batch_records
     assert count * batch_records == len(values), "every batch has the same number of records"
     try:
-        lengths = np.fromiter(map(len, values), np.int64, len(values))  # type: ignore[arg-type]
+        lengths = lengths_of(values)
     except TypeError:
         return None
     head_bytes = _head_bytes(batch_records)
     heads = np.zeros((count, head_bytes), np.uint8)
-    offsets = np.cumsum(lengths.reshape(count, batch_records), axis=1)
+    offsets = np.cumsum(lengths.reshape(count, batch_records), axis=1, dtype=np.int64)
     totals = offsets[:, -1]
     if totals.max() > SMALL_BYTES:
         return None

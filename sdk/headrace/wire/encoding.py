@@ -314,8 +314,20 @@ def join_column(name: str, entries: Sequence[bytes | None]) -> ArrowBuffers:
     if len(data) > MAX_COLUMN_BYTES:
         raise BatchTooLargeError(f"the {name}s have {len(data)} bytes, more than 2^31 - 1")
     offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, entries), np.int32, count), out=offsets[1:])  # type: ignore[arg-type]
+    np.cumsum(lengths_of(entries), dtype=np.int32, out=offsets[1:])
     return ArrowBuffers(offsets, data, validity)
+
+
+def lengths_of(entries: Sequence[Any]) -> npt.NDArray[Any]:
+    """Return the length of each entry; if all are less than 256, in two thirds of the time.
+
+    Raises:
+        TypeError: For an entry without a length.
+    """
+    try:
+        return np.frombuffer(bytearray(map(len, entries)), np.uint8)
+    except ValueError:
+        return np.fromiter(map(len, entries), np.int64, len(entries))
 
 
 def _has_any(column: ArrowBuffers, count: int) -> bool:
@@ -386,7 +398,7 @@ class _Payload:
                 action="Send smaller batches.",
             )
         cuts = np.zeros(count + 1, np.int32)
-        np.cumsum(np.fromiter(map(len, lists), np.int32, count), out=cuts[1:])
+        np.cumsum(lengths_of(lists), dtype=np.int32, out=cuts[1:])
         self._add(cuts.astype("<i4", copy=False).data, 4 * (count + 1))
         try:
             keys = [key.encode() for key, _ in pairs]

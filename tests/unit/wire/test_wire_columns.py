@@ -29,6 +29,16 @@ def test_layout_is_what_the_docstring_says() -> None:
     assert read_header(batch).padding_bytes == 5
 
 
+@pytest.mark.parametrize("longest", [0, 255, 256, 70_000])
+def test_offsets_are_those_of_short_and_of_long_values(longest: int) -> None:
+    """Lengths below 256 are gathered as bytes, their sums are not."""
+    values = [bytes(longest), *(bytes(number % 256) for number in range(600)), bytes(longest)]
+    columns = decode_batch(encode_batch(values, values, base_timestamp_ms=0), max_payload_bytes=1 << 24)
+    assert columns.value_column.to_list() == values
+    assert columns.key_column is not None
+    assert columns.key_column.to_list() == values
+
+
 @pytest.mark.parametrize("position", range(80, len(FULL)))
 def test_any_changed_payload_byte_is_refused_or_in_range(position: int) -> None:
     """Without checksums, wrong bytes may be read as data but never past a buffer, and never as another exception."""

@@ -18,7 +18,7 @@ from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.batch_runs import EncodedRun
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts, join_column
+from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts, join_column, lengths_of
 
 Int64s = npt.NDArray[np.int64]
 OFFSET_BYTES = 4
@@ -191,7 +191,7 @@ def _joined(column: Any) -> ArrowBuffers | None:
     if type(column) is not list:
         return None
     try:
-        ends = np.cumsum(np.fromiter(map(len, column), np.int64, len(column)))
+        ends = np.cumsum(lengths_of(column), dtype=np.int64)
         if not len(ends) or ends[-1] > JOINED_BYTES:
             return None
         data = b"".join(column)
@@ -226,7 +226,7 @@ def _ends(column: list[bytes | None] | ArrowBuffers) -> tuple[Int64s, bool]:
         ends: Int64s = np.subtract(column.offsets[1:], column.offsets[0], dtype=np.int64)
         return ends, column.validity is not None
     try:
-        return np.cumsum(np.fromiter(map(len, column), np.int64, len(column))), False  # type: ignore[arg-type]
+        return np.cumsum(lengths_of(column), dtype=np.int64), False
     except TypeError:
         lengths = np.fromiter((0 if entry is None else len(entry) for entry in column), np.int64, len(column))
         return np.cumsum(lengths), True
