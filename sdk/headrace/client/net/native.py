@@ -25,7 +25,15 @@ from headrace.client.net.native_calls import (
     timed_out,
 )
 from headrace.client.net.native_ports import CONNECT_S, NativeCaller
-from headrace.client.net.native_sockets import LOOK_S, NativeSocket, PlainSocket, TlsSocket, notice_dead_peers, shut
+from headrace.client.net.native_sockets import (
+    LOOK_S,
+    NativeSocket,
+    PlainSocket,
+    TlsSocket,
+    notice_dead_peers,
+    shut,
+    size_of,
+)
 from headrace.client.net.security import ChannelSecurity
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError
@@ -107,13 +115,10 @@ class NativeClientConnection:
             self._unsent += parts
             return
         try:
-            left = connection.send(parts, wait=threading.current_thread() is not self._thread)
+            self._unsent += connection.send(parts, wait=threading.current_thread() is not self._thread)
         except OSError:
             self.is_usable = False
             shut(connection)
-        else:
-            if left is not None:
-                self._unsent.append(left)
 
     # --- thread of the connection ---
 
@@ -187,11 +192,8 @@ class NativeClientConnection:
 
     def _send_rest(self, connection: NativeSocket) -> None:
         """Send queued bytes as far as they are accepted at once. Called under the send lock."""
-        rest, self._unsent = self._unsent, []
-        left = connection.send(rest, wait=False) if rest else None
-        if left is not None:
-            self._unsent.append(left)
-        if left is None or len(left) < sum(map(len, rest)):
+        before, self._unsent = self._unsent, connection.send(self._unsent, wait=False)
+        if not before or size_of(self._unsent) < size_of(before):
             self._progress_at = time.monotonic()
 
     def _end_overdue(self, now: float) -> None:

@@ -55,8 +55,8 @@ class PlainSocket:
         except BlockingIOError:
             return -1
 
-    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
-        """Send parts in order as far as they are accepted; return the rest. `wait` waits up to `SEND_S`."""
+    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> list[ReadableBuffer]:
+        """Send parts in order as far as they are accepted; return the rest, not copied. `wait` waits up to `SEND_S`."""
         flags = 0 if wait else socket.MSG_DONTWAIT
         for first in range(0, len(parts), MAX_PARTS):
             some = parts[first : first + MAX_PARTS]
@@ -64,9 +64,12 @@ class PlainSocket:
                 sent = self.connection.sendmsg(some, (), flags)
             except BlockingIOError:
                 sent = 0
-            if sent < sum(memoryview(part).nbytes for part in some):
-                return memoryview(b"".join(parts[first:]))[sent:]
-        return None
+            for place, part in enumerate(some, first):
+                size = memoryview(part).nbytes
+                if sent < size:
+                    return [memoryview(part).cast("B")[sent:], *parts[place + 1 :]]
+                sent -= size
+        return []
 
 
 class TlsSocket:
@@ -98,8 +101,8 @@ class TlsSocket:
             return received or -1
         return received
 
-    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> memoryview | None:
-        """See `PlainSocket`."""
+    def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> list[ReadableBuffer]:
+        """See `PlainSocket`; the rest is a copy, as OpenSSL takes one buffer."""
         left = memoryview(b"".join(parts))
         deadline = time.monotonic() + (SEND_S if wait else 0.0)
         while left:
@@ -109,12 +112,17 @@ class TlsSocket:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 seconds = deadline - time.monotonic()
                 if seconds <= 0:
-                    return left
+                    return [left]
                 _poll(self.connection, select.POLLOUT, seconds)
-        return None
+        return []
 
 
 NativeSocket: TypeAlias = PlainSocket | TlsSocket
+
+
+def size_of(parts: Sequence[ReadableBuffer]) -> int:
+    """Return the bytes of some buffers."""
+    return sum(memoryview(part).nbytes for part in parts)
 
 
 def shut(connection: NativeSocket) -> None:

@@ -6,7 +6,8 @@ import socket
 import ssl
 import threading
 
-from headrace.client.net.native_sockets import TlsSocket
+import numpy as np
+from headrace.client.net.native_sockets import MAX_PARTS, PlainSocket, TlsSocket, size_of
 from headrace_devcluster.certificates import Authority
 
 RECORD_BYTES = 16 * 1024
@@ -40,3 +41,21 @@ def test_a_large_frame_is_received_from_many_records_of_tls_in_one_call(tmp_path
     finally:
         connection.connection.close()
         peer.join()
+
+
+def test_what_the_kernel_does_not_accept_is_returned_without_a_copy():
+    """Of parts of any type, more than one system call takes; each byte once, in order."""
+    numbers = np.arange(100_000, dtype=np.int32)
+    sent = [b"head", numbers.data, *[b"%d" % number for number in range(MAX_PARTS)], bytes(500_000), b"", b"end"]
+    ours, theirs = socket.socketpair()
+    connection, received = PlainSocket(ours), bytearray()
+    with ours, theirs:
+        theirs.setblocking(False)
+        rest = connection.send(sent, wait=False)
+        assert 0 < size_of(rest) < size_of(sent)
+        assert rest[0].obj is numbers
+        while rest or len(received) < size_of(sent):
+            received += theirs.recv(1 << 20)
+            before, rest = size_of(rest), connection.send(rest, wait=False)
+            assert size_of(rest) <= before
+    assert received == b"".join(sent)
