@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from headrace.client.producer.sender import Encodes
 from headrace.v1 import cluster_pb2
 from headrace.wire.batch import check_batch
 from headrace.wire.columns import decode_batch
-from headrace.wire.encoding import batch_parts, encode_batch
+from headrace.wire.encoding import batch_parts, encode_batch, lengths_of
 from headrace.wire.ids import TopicPartition
 from rich.console import Console
 from rich.table import Table
@@ -124,7 +123,7 @@ def measure(value_bytes: int, repeat: int) -> dict[str, float]:
         "send, keys, 10 partitions": sending_keyed(keyed.send, [*zip(keys, values, strict=True)]),
         "encoding a batch": lambda: batch_parts(values, **stamp),
         "- of which joining the values": lambda: b"".join(values),
-        "- of which their lengths": lambda: deque(map(len, values), maxlen=0),
+        "- of which their lengths": lambda: lengths_of(values),
         "encoding one with keys": lambda: batch_parts(values, keys, **stamp),
         "writing it into a request": lambda: b"".join(parts),
         "checking a batch": checked,
