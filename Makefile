@@ -73,7 +73,7 @@ status: set-up ## what runs, where, since when
 
 test: check ## the checks, then all tests but the slow ones; those of the cores and of the storage engine first, with their coverage
 	@mkdir -p build
-	$(BIN)/pytest $(PYTEST_FLAGS) -n 2 --cov --cov-report= $(CORE_TESTS)
+	$(BIN)/pytest $(PYTEST_FLAGS) -n 2 -m "not slow" --cov --cov-report= $(CORE_TESTS)
 	@for folder in $(MEASURED); do percent=$$($(BIN)/coverage report --include="$$folder/*" --format=total) \
 		&& echo "coverage of $$folder: $$percent %" || { $(BIN)/coverage report --include="$$folder/*" --skip-covered; exit 1; }; done
 	$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" $(CORE_TESTS:%=--ignore=%) --ignore=$(TEST_OF_WORDS)

@@ -35,6 +35,14 @@ def test_make_alone_prints_its_targets() -> None:
     assert {"help", "demo", "up", "down", "status", "test", "check", "proto", "lock", "docs", "clean"} <= targets
 
 
+def test_make_test_runs_no_slow_test() -> None:
+    """Neither of its two stages: a thousand crash points in one test are for `make test-slow`."""
+    done = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    stages = [line for line in done.stdout.splitlines() if "bin/pytest -n" in line]
+    assert len(stages) == 2
+    assert all('-m "not slow"' in stage for stage in stages)
+
+
 def test_a_second_set_up_does_nothing() -> None:
     """Set-up after the first time installs nothing, writes nothing and says nothing: it only compares the stamp."""
     environment = Path(sys.prefix)
