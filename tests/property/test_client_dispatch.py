@@ -9,6 +9,7 @@ topic than the one it was sent to (H26).
 
 import random
 
+import pytest
 from headrace.client.base.retry import Backoff
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.producer.futures import PendingBatch
@@ -38,6 +39,8 @@ from headrace.wire.ids import TopicPartition
 from headrace.wire.zero_copy import BufferVector
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytestmark = pytest.mark.no_cover
 
 PARTITIONS = 2
 

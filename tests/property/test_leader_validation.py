@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+import pytest
 from headrace.cli.records.record_writers import RecordOutput, record_writer
 from headrace.client.base.records import Deserializers, RecordBatch
 from headrace.client.fetch.decoding import decoded_batches_of
@@ -19,6 +20,8 @@ from headrace.wire.ids import TopicPartition
 from headrace_broker.rpc.records import decode_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytestmark = pytest.mark.no_cover
 
 WHERE = TopicPartition("t", 0)
 LIMIT = 1 << 20

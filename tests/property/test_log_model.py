@@ -16,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.fakes.memory_filesystem import Loss, MemoryFileSystem
 
+pytestmark = pytest.mark.no_cover
+
 TOPIC = bytes(range(16))
 LIMITS = DiskLimits(reserve_bytes=4096, refuse_below_bytes=0, resume_above_bytes=0)
 

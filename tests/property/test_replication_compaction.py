@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.property.test_replication_log_matching import ReplicationModel, walk
 from tests.unit.broker.compacted_replicas import CompactedNode, CompactedReplicas
+
+pytestmark = pytest.mark.no_cover
 
 
 class CompactionModel(ReplicationModel):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import pytest
 from headrace.wire.errors import FencedProducerError, HeadraceError, OutOfOrderSequenceError, UnknownProducerError
 from headrace_broker.core.messages import DurabilityChanged, ProposalUnanswered, Propose
 from headrace_broker.core.replica_fetch import FetchAnswer, FetchRequest
@@ -22,6 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.fakes.memory_filesystem import Loss
 from tests.unit.broker.three_replicas import Node, ThreeReplicas
+
+pytestmark = pytest.mark.no_cover
 
 BROKERS = st.sampled_from([1, 2, 3])
 WHERE = st.integers(0, 1_000)

@@ -426,6 +426,7 @@ def drawn(table: Table, chance: random.Random) -> None:
         table.log.durability.checkpoint(table.bench.now_ms, table.log.log_end_offset, force=True)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(30))
 def test_any_history(bench: Bench, seed: int) -> None:
     """Whatever was appended, deleted and compacted, the newest record of each key is read, none is changed."""
@@ -438,6 +439,7 @@ def test_any_history(bench: Bench, seed: int) -> None:
     table.check(deleted_before=table.log.log_end_offset)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(200))
 def test_crash_at_any_point(seed: int) -> None:
     """After a loss of power during a compaction all is there that was fsynced, whatever the disk kept of the rest."""

@@ -136,6 +136,7 @@ class Logs:
         return any(path.startswith(self.logs[number].directory + "/") for path in self.disk.open_segments())
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("flushes", [True, False])
 def test_many_logs_never_have_more_files_open_than_the_limit(flushes: bool) -> None:
     """Logs that are opened, appended to, rolled and read in turn share the descriptors; a power loss takes no record.
