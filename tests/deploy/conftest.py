@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Objects = list[dict[str, Any]]
 Render = Callable[..., Objects]
+Files = Callable[..., dict[str, str]]
 
 
 @pytest.fixture(scope="session")
@@ -37,18 +39,32 @@ def chart(helm: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def render(chart: Any) -> Render:
-    """`render({"broker": {"replicas": 5}})`: the objects that Kubernetes would be given, hooks and tests included."""
+def files(chart: Any) -> Files:
+    """`files({"broker": {"replicas": 5}})`: the texts that the templates give, of the first time that it was asked."""
 
-    rendered: dict[str, Objects] = {}
+    @functools.cache
+    def rendered(values: str, name: str, namespace: str) -> dict[str, str]:
+        found: dict[str, str] = chart.render(json.loads(values), name=name, namespace=namespace)
+        return found
 
-    def render(values: dict[str, Any] | None = None, *, name: str = "demo", namespace: str = "prod") -> Objects:
-        key = json.dumps([values, name, namespace])
-        if key not in rendered:
-            files = chart.render(values or {}, name=name, namespace=namespace)
-            loaded = (yaml.load_all(files[path], LOADER) for path in sorted(files) if path.endswith(".yaml"))
-            rendered[key] = [found for objects in loaded for found in objects if found]
-        return copy.deepcopy(rendered[key])
+    def files(values: dict[str, Any] | None = None, *, name: str = "demo", namespace: str = "prod") -> dict[str, str]:
+        return rendered(json.dumps(values or {}), name, namespace)
+
+    return files
+
+
+@pytest.fixture(scope="session")
+def render(files: Files) -> Render:
+    """The same as the objects that Kubernetes would be given, hooks and tests included."""
+
+    loaded: dict[int, Objects] = {}
+
+    def render(*arguments: Any, **named: Any) -> Objects:
+        texts = files(*arguments, **named)
+        if id(texts) not in loaded:
+            documents = (yaml.load_all(texts[path], LOADER) for path in sorted(texts) if path.endswith(".yaml"))
+            loaded[id(texts)] = [each for objects in documents for each in objects if each]
+        return copy.deepcopy(loaded[id(texts)])
 
     return render
 
