@@ -26,6 +26,8 @@ from headrace_devcluster.service import Child, environ_without_settings
 MODULES = ("headrace_broker", "headrace_coordinator", "headrace_devcluster.single")
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload([__name__, *(f"{module}.__main__" for module in MODULES)])
+# jsonschema imports it where it is there, which takes 1.2 s of processor time: for the bill of materials alone.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 def forked_services() -> AbstractContextManager[object]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -26,6 +27,12 @@ def test_every_locked_package_has_a_hash(name: str) -> None:
     entries = re.split(r"^(?=[a-z0-9])", (ROOT / name).read_text(), flags=re.MULTILINE)[1:]
     assert entries
     assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_formats_of_json_schema_are_checked_as_in_the_image() -> None:
+    """The image has no grammar of IRIs, whose import costs a second: neither have tests and their services."""
+    assert "rfc3987-syntax==" not in (ROOT / "requirements-image.lock").read_text()
+    assert "iri" not in jsonschema.FormatChecker.checkers
 
 
 def test_make_alone_prints_its_targets() -> None:
