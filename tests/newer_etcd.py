@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
+from headrace_devcluster.etcd_program import FIRST_SAFE_VERSION_TO_KILL, EtcdNotFoundError, find_etcd, version_of
 
 from tests.containers.packages import UnavailableError
 from tests.go_programs import build_etcd
@@ -23,22 +20,13 @@ from tests.go_programs import build_etcd
 BUILT = Path(__file__).resolve().parents[1] / "build" / "etcd"
 
 
-def version_of(program: Path) -> tuple[int, ...]:
-    """Return the version that a program prints, such as (3, 6, 9); empty if it is no etcd."""
-    with contextlib.suppress(OSError):
-        run = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=30)
-        found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", run.stdout)
-        return tuple(map(int, found.groups())) if found else ()
-    return ()
-
-
 def choose() -> tuple[Path | None, str]:
     """Return the program, and the reason for the choice."""
-    if named := os.environ.get("HEADRACE_ETCD"):
-        return Path(named), "it is HEADRACE_ETCD"
-    on_path = shutil.which("etcd")
-    if on_path is not None and version_of(Path(on_path)) >= FIRST_SAFE_VERSION_TO_KILL:
-        return Path(on_path), "it is on PATH"
+    if os.environ.get("HEADRACE_ETCD"):
+        return find_etcd(), "it is HEADRACE_ETCD"
+    with contextlib.suppress(EtcdNotFoundError):
+        if version_of(found := find_etcd()) >= FIRST_SAFE_VERSION_TO_KILL:
+            return found, "it is on PATH"
     try:
         return build_etcd(BUILT), "it was built from its Go modules"
     except UnavailableError as error:

@@ -20,6 +20,7 @@ GONE = {
         "pwritev",
         "sched_getaffinity",
         "sendfile",
+        "waitid",
     ),
     resource: ("prlimit",),
     socket: ("TCP_KEEPIDLE", "TCP_USER_TIMEOUT"),

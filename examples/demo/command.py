@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import headrace
 import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
-from headrace_devcluster.etcd import EtcdNotFoundError, find_etcd
+from headrace_devcluster.etcd_program import EtcdNotFoundError, find_etcd
 from rich.console import Console
 
 from examples.demo import offline

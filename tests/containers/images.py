@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace_devcluster.etcd import find_etcd
+from headrace_devcluster.etcd_program import find_etcd
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = Path(sys.executable).parent / "docker-compose"
@@ -134,7 +134,7 @@ class Builder:
     def _contents(self, service: str, base: Path, contents: Path) -> dict[Path, str]:
         """What is copied where, in order."""
         if service == "etcd":
-            etcd = find_etcd()
+            etcd = find_etcd().resolve()
             return {etcd.with_name(name): f"/usr/local/bin/{name}" for name in ("etcd", "etcdctl", "etcdutl")}
         program = contents / "usr/bin" / {"alertmanager": "prometheus-alertmanager"}.get(service, service)
         shared = contents / "usr/share/prometheus"  # Pages and templates, at the paths that Debian's programs know.

@@ -11,7 +11,8 @@ from headrace.wire.errors import MetastoreUnavailableError, Outcome
 from headrace_coordinator.etcd_auth import apply_etcd_auth, read_etcd_auth
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_devcluster.certificates import Authority
-from headrace_devcluster.etcd import Etcd, find_etcd
+from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.etcd_program import find_etcd
 from headrace_server.clock import SystemClock
 from headrace_server.metastore import etcd_login
 from headrace_server.metastore.api import Put

@@ -13,7 +13,7 @@ import pytest
 from cryptography import x509
 from headrace_coordinator.etcd_auth import apply_etcd_auth, read_etcd_auth
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
-from headrace_devcluster.etcd import find_etcd
+from headrace_devcluster.etcd_program import find_etcd
 from headrace_devcluster.guarded_exec import guarded
 from headrace_devcluster.ports import ReservedPort
 from headrace_server.metastore.api import Put

@@ -19,7 +19,8 @@ from typing import TypeVar
 import pytest
 from headrace_broker.runtime.directory_version import VERSION_SECONDS
 from headrace_devcluster.errors import PartStartError
-from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL, Etcd
+from headrace_devcluster.etcd import Etcd
+from headrace_devcluster.etcd_program import FIRST_SAFE_VERSION_TO_KILL
 
 from tests.integration.chaos_lives import Lives
 from tests.integration.chaos_machine import FILE_OPERATIONS, Machine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from headrace_devcluster.cluster import LocalCluster
-from headrace_devcluster.etcd import find_etcd
+from headrace_devcluster.etcd_program import find_etcd
 
 from tests.fork_server import run_command
 

@@ -14,11 +14,11 @@ import headrace
 import psutil
 import pytest
 from headrace import testing
-from headrace_devcluster.background import process_state
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.errors import PartStartError
-from headrace_devcluster.etcd import FIRST_SAFE_VERSION_TO_KILL
+from headrace_devcluster.etcd_program import FIRST_SAFE_VERSION_TO_KILL
+from headrace_devcluster.process_state import process_state
 
 from tests.children import running
 

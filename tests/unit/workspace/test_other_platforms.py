@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 600
 TESTS = {
     "log": ["tests/unit/log"],
+    "directory": ["tests/unit/embedded", "tests/unit/client/net", "tests/unit/devcluster"],
     "servers": [
         "tests/unit/common/test_native_server.py",
         *("-k", "not leaves_by_the_kernel and not sendfile"),
