@@ -21,6 +21,7 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.metastore.etcd_lease import EtcdLeaseRenewer
+from headrace_server.metastore.etcd_status import read_published
 from headrace_server.metastore.lease import LeaseKeeper, LeaseState
 from headrace_server.metastore.view import PrefixView
 from headrace_server.tls import TlsIdentity
@@ -164,7 +165,8 @@ async def test_an_etcd_that_comes_back_empty_is_refused(own_etcd):
 
 
 async def test_an_etcd_without_quota_raises_an_alarm_and_stays_readable(tmp_path):
-    """H83: writes end without a known outcome, reads succeed, and each look at the members names the alarm."""
+    """H83: writes end without a known outcome, reads succeed, and each look at the members names the alarm,
+    also those that need no user."""
     quota = 16 << 20
     with Etcd(tmp_path / "etcd", extra_arguments=(f"--quota-backend-bytes={quota}",)) as etcd:
         async with connected(etcd.endpoint) as store:
@@ -176,6 +178,11 @@ async def test_an_etcd_without_quota_raises_an_alarm_and_stays_readable(tmp_path
             (full,) = await store.describe_members()
             assert full.alarms == ("NOSPACE",)
             assert full.database_bytes > before.database_bytes
+            published = await read_published(etcd.endpoint, None, 5)
+            assert published.alarms == ("NOSPACE",)
+            assert published.quota_bytes == quota
+            assert published.version == full.version
+            assert published.used_bytes > 0
             assert (await store.get(f"{KEY}/0")).key_value is not None
 
 

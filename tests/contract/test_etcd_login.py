@@ -18,6 +18,7 @@ from headrace_server.metastore import etcd_login
 from headrace_server.metastore.api import Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.metastore.etcd_login import EtcdLogin, EtcdRefusedError
+from headrace_server.metastore.etcd_status import read_published
 from headrace_server.metastore.etcd_users import EtcdUsers
 from headrace_server.metastore.view import PrefixView
 from headrace_server.tls import TlsIdentity
@@ -209,10 +210,14 @@ async def test_the_role_covers_the_keys_of_its_cluster_only(own_etcd, passwords)
                 assert refused.value.outcome is Outcome.NOT_APPLIED
             with pytest.raises(MetastoreUnavailableError, match="permission denied"):
                 await anext(store.watch(foreign, 1))
-        assert (await store.status()).revision  # Newer releases tell the version to root only.
+        status = await store.status()  # Newer releases answer it to root only, and publish the same.
+        assert status.revision
+        assert status.version
         (member,) = await store.describe_members()
         assert not member.error
         assert member.has_leader
+        assert member.version == status.version
+        assert min(member.database_bytes, status.database_bytes) >= member.used_bytes > 0
         assert member.alarms == ()
 
 
@@ -265,6 +270,10 @@ async def test_a_certificate_identifies_a_user(tmp_path, passwords):
             assert (await store.txn([], [Put(KEY, b"own")])).succeeded
             with pytest.raises(EtcdRefusedError):
                 await store.get("/other")
+            (member,) = await store.describe_members()
+            published = await read_published(etcd.endpoint, identity_of("broker-1").client_context(), WAIT_SECONDS)
+            assert published.version == member.version != ""
+            assert published.database_bytes >= published.used_bytes > 0
         async with connected(etcd, passwords, identity_of("stranger"), **no_user) as store:
             with pytest.raises(EtcdRefusedError):
                 await store.get(KEY)

@@ -283,8 +283,8 @@ def _check_database(where: str, member: EtcdMemberDescription) -> Iterator[Findi
             "etcd_quota",
             where,
             Status.WARNING,
-            "it reports its size and its alarms to root only",
-            "Monitor etcd by its own metrics: `etcd_mvcc_db_total_size_in_bytes`.",
+            "its size and alarms are unknown: it reports them to root only, and has no page /metrics at this port",
+            "Serve HTTP there, too (no --listen-client-http-urls), or monitor its `etcd_mvcc_db_total_size_in_bytes`.",
         )
         return
     quota = member.quota_bytes or ETCD_DEFAULT_QUOTA

@@ -56,7 +56,7 @@ from headrace_server.metastore.etcd_messages import (
     prefix_end,
 )
 from headrace_server.metastore.etcd_releases import reports_future_watches
-from headrace_server.metastore.etcd_status import describe_member
+from headrace_server.metastore.etcd_status import describe_member, read_published
 from headrace_server.metastore.keep_alive import NoKeepAliveError
 from headrace_server.tls import TlsIdentity
 
@@ -243,7 +243,9 @@ class EtcdMetastore:
             answer = await self._read("status", lambda endpoint: endpoint.maintenance.Status, request)
         except EtcdRefusedError:  # Newer releases answer it to root only.
             header = (await self._read("status", lambda endpoint: endpoint.kv.Txn, stubs.rpc_pb2.TxnRequest())).header
-            return MetastoreStatus("", header.revision, header.cluster_id, 0)
+            member = await self._read_published(self._endpoint(self._current))
+            self._reports_future_watches = reports_future_watches(member.version)
+            return MetastoreStatus(member.version, header.revision, header.cluster_id, member.database_bytes)
         self._reports_future_watches = reports_future_watches(answer.version)
         return MetastoreStatus(answer.version, answer.header.revision, answer.header.cluster_id, answer.dbSize)
 
@@ -262,7 +264,12 @@ class EtcdMetastore:
         """Return the status of each endpoint, in the order of the settings; an unreachable one has an `error`."""
         return await asyncio.gather(
             *(
-                describe_member(found.address, partial(self._ask_status, found), partial(self._ask_nothing, found))
+                describe_member(
+                    found.address,
+                    partial(self._ask_status, found),
+                    partial(self._ask_nothing, found),
+                    partial(self._read_published, found),
+                )
                 for found in map(self._endpoint, range(len(self._endpoints)))
             )
         )
@@ -300,6 +307,10 @@ class EtcdMetastore:
     async def _ask_nothing(self, endpoint: EtcdEndpoint) -> Any:
         """Return the response of one member to an empty transaction, for which it needs a leader; raise likewise."""
         return await self._send(endpoint, endpoint.kv.Txn, stubs.rpc_pb2.TxnRequest(), self._timeout_s, self._timeout_s)
+
+    async def _read_published(self, endpoint: EtcdEndpoint) -> MemberStatus:
+        context = None if self._identity is None else self._identity.client_context()
+        return await read_published(endpoint.address, context, self._timeout_s)
 
     async def _watch_token(self, endpoint: EtcdEndpoint) -> Metadata:
         if self._login is None:

@@ -6,9 +6,12 @@ their numbers in etcd's rpc.proto.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,17 +23,21 @@ from headrace_server.metastore.etcd_login import EtcdRefusedError, NotAuthentica
 _ERRORS, _IN_USE, _IS_LEARNER, _QUOTA = 8, 9, 10, 12  # of StatusResponse: since etcd 3.4, 3.4, 3.4 and 3.6
 DEFAULT_QUOTA_BYTES = 2 << 30
 """etcd's default limit of stored bytes (its --quota-backend-bytes)."""
-_ALARM = re.compile(rb"alarm:\s*(\w+)")
-"""An alarm among the errors of a status, which every user may read; some releases reserve the RPC Alarm for root."""
+MAX_PAGE_BYTES = 4 << 20
+_ALARM = re.compile(rb"(?:alarm:|ALARM)\s*(\w+)")
+"""An alarm among the errors of a status or the reasons of `/health`; some releases reserve the RPC Alarm for root."""
 
 
 async def describe_member(
-    endpoint: str, ask_status: Callable[[], Awaitable[Any]], ask_nothing: Callable[[], Awaitable[Any]]
+    endpoint: str,
+    ask_status: Callable[[], Awaitable[Any]],
+    ask_nothing: Callable[[], Awaitable[Any]],
+    read_published: Callable[[], Awaitable[MemberStatus]],
 ) -> MemberStatus:
     """Return the status of one endpoint from the response of `ask_status`; errors of etcd are in the result.
 
-    Newer releases answer Status to root only. A member that answers `ask_nothing` then has a leader; its version, size
-    and alarms are unknown.
+    Newer releases answer Status to root only. A member that answers `ask_nothing` then has a leader, and
+    `read_published` returns the rest.
     """
     started = time.perf_counter()
     try:
@@ -41,7 +48,8 @@ async def describe_member(
                 raise
             started = time.perf_counter()
             await ask_nothing()
-            return MemberStatus(endpoint, answered_seconds=time.perf_counter() - started, has_leader=True)
+            answered_seconds = time.perf_counter() - started
+            return replace(await read_published(), answered_seconds=answered_seconds, has_leader=True)
         answered_seconds = time.perf_counter() - started
     except grpc.aio.AioRpcError as error:
         return MemberStatus(endpoint, f"{error.code().name}: {error.details() or 'no details'}")
@@ -62,6 +70,47 @@ async def describe_member(
         is_learner=bool(later.get(_IS_LEARNER, 0)),
         alarms=tuple(sorted(alarms)),
     )
+
+
+async def read_published(endpoint: str, context: ssl.SSLContext | None, timeout_s: float) -> MemberStatus:
+    """Return what a member publishes to clients without a user, in its pages `/metrics` and `/health`.
+
+    It serves them at the port of its clients, unless `--listen-client-http-urls` names another one: then its version,
+    size and alarms are unknown. `context` is that of TLS.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            metrics = await _get_page(endpoint, "/metrics", context)
+            health = await _get_page(endpoint, "/health", context)
+    except (OSError, TimeoutError):
+        return MemberStatus(endpoint)
+    version = re.search(rb'^etcd_server_version{server_version="([^"]*)"} 1$', metrics, re.MULTILINE)
+    return MemberStatus(
+        endpoint,
+        version=version[1].decode() if version else "",
+        database_bytes=_gauge(metrics, b"etcd_mvcc_db_total_size_in_bytes"),
+        used_bytes=_gauge(metrics, b"etcd_mvcc_db_total_size_in_use_in_bytes"),
+        quota_bytes=_gauge(metrics, b"etcd_server_quota_backend_bytes"),
+        is_learner=bool(_gauge(metrics, b"etcd_server_is_learner")),
+        alarms=tuple(sorted({found.decode() for found in _ALARM.findall(health)})),
+    )
+
+
+async def _get_page(endpoint: str, path: str, context: ssl.SSLContext | None) -> bytes:
+    host, _, port = endpoint.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    try:
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: {endpoint}\r\n\r\n".encode())
+        return await reader.readexactly(MAX_PAGE_BYTES)
+    except asyncio.IncompleteReadError as whole:  # The member closes the connection after the page.
+        return whole.partial
+    finally:
+        writer.close()
+
+
+def _gauge(page: bytes, name: bytes) -> int:
+    found = re.search(rb"^%b (\S+)$" % name, page, re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def effective_quota_bytes(members: Iterable[MemberStatus]) -> int:
