@@ -51,7 +51,6 @@ EXCLUDED: dict[str, str] = {
     "test_a_new_replica_copies_the_compacted_log": _NO_REPLICA,
     "test_a_compacted_segment_that_rots_is_copied_anew": _NO_REPLICA,
     "test_other_languages_read_json": _NO_GRPC,
-    "test_the_registries_are_keys_of_etcd": _NO_PROCESS,
 }
 """Tests by name, with the reason."""
 

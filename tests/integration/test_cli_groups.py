@@ -15,6 +15,7 @@ from headrace_devcluster.cluster import LocalCluster
 from headrace_server.keys import Keyspace
 
 from tests.integration.metastore import connected
+from tests.integration.on_directory import LocalDirectory
 from tests.integration.test_cli_replicas import CommandLine, Ended
 
 WAIT = 60.0
@@ -160,7 +161,8 @@ def test_members_continue_at_the_reset_offsets(
 def test_the_registries_are_keys_of_etcd(
     headrace: GroupCommandLine, topic: str, member: Callable[..., sdk.Consumer]
 ) -> None:
-    """What --verbose names is there, under the group all of it and nothing else; brokers are alive."""
+    """What --verbose names is there, under the group all of it and nothing else; brokers are alive. A directory has
+    files in place of etcd, and names what is in them alike."""
     consumer = member()
     take(consumer, 10 * PARTITIONS)
     consumer.commit()
@@ -173,7 +175,13 @@ def test_the_registries_are_keys_of_etcd(
             alive = await metastore.range(f"{keyspace.prefix}brokers/")
             return {each.key for each in of_group.key_values}, {each.key for each in alive.key_values}
 
-    of_group, alive = asyncio.run(keys())
+    if isinstance(headrace.cluster, LocalDirectory):
+        with sdk.Admin(bootstrap_servers=headrace.cluster.bootstrap_servers) as admin:
+            of_group, alive = (
+                {each.key for each in admin.dump(prefix)} for prefix in (f"groups/group/{topic}/", "brokers/")
+            )
+    else:
+        of_group, alive = asyncio.run(keys())
     by_registry: dict[str, set[str]] = {}
     for row in named:
         by_registry.setdefault(row["registry"], set()).add(row["key"])

@@ -137,7 +137,7 @@ class DirectoryTopics:
         content = {
             "format": FORMAT_VERSION,
             "revision": self.revision + 1,
-            "topics": [{**_fields(topic), "topic_id": topic.topic_id.hex()} for topic in topics.values()],
+            "topics": [topic_fields(topic) for topic in topics.values()],
         }
         try:
             replace_file(self._filesystem, self._path, FILE, seal(json.dumps(content).encode()))
@@ -147,9 +147,11 @@ class DirectoryTopics:
         self.revision += 1
 
 
-def _fields(topic: DirectoryTopic) -> dict[str, object]:
+def topic_fields(topic: DirectoryTopic) -> dict[str, object]:
+    """Return a topic as it is in the file."""
     return {
         "name": topic.name,
+        "topic_id": topic.topic_id.hex(),
         "partitions": topic.partitions,
         "configs": dict(topic.configs),
         "created_ms": topic.created_ms,

@@ -27,6 +27,8 @@ from headrace.wire.topic_names import check_new_topic_name
 
 ADDRESS = "directory:1"
 """Address of the only server in metadata; no connection is made to it."""
+NAME = "directory"
+"""Id of the only coordinator in metadata, which is the directory, too."""
 MAX_PARTITIONS = 10_000
 
 
@@ -36,7 +38,8 @@ class DirectoryCluster:
     def __init__(self, directory: OpenDirectory | FollowedDirectory) -> None:
         self._directory = directory
 
-    def _sorted_topics(self) -> list[DirectoryTopic]:
+    def sorted_topics(self) -> list[DirectoryTopic]:
+        """Return all topics by name."""
         return sorted(self._directory.all_topics(), key=lambda topic: topic.name)
 
     def metadata(self, request: cluster_pb2.GetMetadataRequest) -> cluster_pb2.GetMetadataResponse:
@@ -54,7 +57,7 @@ class DirectoryCluster:
         if request.brokers_only:
             return response
         if not request.topics:
-            response.topics.extend(map(self._describe, self._sorted_topics()))
+            response.topics.extend(map(self._describe, self.sorted_topics()))
         for reference in request.topics:
             try:
                 response.topics.append(self._describe(self._directory.topic(reference)))
@@ -87,12 +90,15 @@ class DirectoryCluster:
 
     def describe_cluster(self, request: cluster_pb2.DescribeClusterRequest) -> cluster_pb2.DescribeClusterResponse:
         """Answer a DescribeCluster."""
-        topics = self._sorted_topics()
+        topics = self.sorted_topics()
         return cluster_pb2.DescribeClusterResponse(
             cluster_id=self._directory.identity,
             generation=1,
             format_version=1,
             brokers=[self._broker()],
+            coordinators=[cluster_pb2.CoordinatorMetadata(coordinator_id=NAME, address=ADDRESS, version=RELEASE)],
+            controller_id=NAME,
+            etcd_version="none",
             topics=len(topics),
             partitions=sum(topic.partitions for topic in topics),
             revision=self._directory.topics.revision,
@@ -149,7 +155,7 @@ class DirectoryCluster:
         """Answer a DescribeConfigs."""
         response = cluster_pb2.DescribeConfigsResponse()
         if not request.topics:
-            for topic in self._sorted_topics():
+            for topic in self.sorted_topics():
                 _describe_configs(response.topics.add(), topic)
         for reference in request.topics:
             answer = response.topics.add(name=reference.name[:1_000], topic_id=reference.topic_id[:16])

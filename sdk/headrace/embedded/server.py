@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.embedded.appends import AppendQueue
 from headrace.embedded.cluster import DirectoryCluster
+from headrace.embedded.dump import dump_metadata
 from headrace.embedded.fetches import DirectoryFetches
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
@@ -84,6 +85,7 @@ class DirectoryServer:
         return {
             ("cluster", "GetMetadata"): cluster.metadata,
             ("cluster", "DescribeCluster"): cluster.describe_cluster,
+            ("cluster", "DumpMetadata"): lambda request: dump_metadata(cluster, self._reading_groups(), request),
             ("cluster", "CreateTopics"): self._changing(cluster.create),
             ("cluster", "DeleteTopics"): self._changing(self._delete_topics),
             ("cluster", "CreatePartitions"): self._changing(cluster.grow),
