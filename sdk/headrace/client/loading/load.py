@@ -25,6 +25,7 @@ from headrace.client.base.settings_types import AdminSettings
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.loading.progress import LoadedTopic, Progress
 from headrace.client.loading.tables.errors import LoadError, is_full
+from headrace.display.progress import progress_bar
 from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import TopicPartition
 
@@ -160,21 +161,25 @@ class _Loading:
     def run(self, ends: Mapping[TopicPartition, int] | None, stop: threading.Event) -> None:
         """Load up to `ends`, or with `None` until `stop`; then commit what was read."""
         self._assign(ends)
-        since: float | None = None
-        while not stop.is_set() and not self._is_at(ends):
-            self._read(ends)
-            now = time.monotonic()
-            if since is None and any(each.rows for each in self._loads.values()):
-                since = now
-            is_late = ends is None and since is not None and now - since >= self._options.every
-            if is_late or sum(each.bytes for each in self._loads.values()) >= self._options.max_bytes:
-                self._commit()
-                since = None
-            if ends is None and now - self._looked_at >= LOOK_SECONDS:
-                self._assign(ends)
-            if ends is None:
+        total = self._left(ends)
+        with progress_bar(f"load {', '.join(self._loads)}", "records", total) as bar:
+            since: float | None = None
+            while not stop.is_set() and self._left(ends) != 0:
+                self._read(ends)
+                now = time.monotonic()
+                if since is None and any(each.rows for each in self._loads.values()):
+                    since = now
+                is_late = ends is None and since is not None and now - since >= self._options.every
+                if is_late or sum(each.bytes for each in self._loads.values()) >= self._options.max_bytes:
+                    self._commit()
+                    since = None
+                if total is not None:
+                    bar.reach(total - (self._left(ends) or 0))
+                    continue
+                if now - self._looked_at >= LOOK_SECONDS:
+                    self._assign(ends)
                 self._tell()
-        self._commit()
+            self._commit()
 
     def _assign(self, ends: Mapping[TopicPartition, int] | None) -> None:
         """Read the partitions of `ends`, or with `None` all, also new ones, from where they are loaded to."""
@@ -206,10 +211,11 @@ class _Loading:
                 at = max(ends[where], self._loads[where.topic].positions[where.partition])
             self._loads[where.topic].positions[where.partition] = at
 
-    def _is_at(self, ends: Mapping[TopicPartition, int] | None) -> bool:
-        return ends is not None and all(
-            self._loads[where.topic].positions[where.partition] >= end for where, end in ends.items()
-        )
+    def _left(self, ends: Mapping[TopicPartition, int] | None) -> int | None:
+        """Return how many offsets are left up to `ends`; `None` without an end."""
+        if ends is None:
+            return None
+        return sum(max(0, end - self._loads[tp.topic].positions[tp.partition]) for tp, end in ends.items())
 
     def _commit(self) -> None:
         for each in self._loads.values():

@@ -19,6 +19,7 @@ from headrace.client.loading import load as load_module
 from headrace.client.loading import topic_load
 from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.tables.iceberg_table import IcebergTable
+from headrace.display import progress
 from pyarrow import parquet
 
 from tests.children import running as child_running
@@ -463,3 +464,16 @@ def test_the_command_says_what_is_wrong(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4
     assert "there is no topic named 'nope'" in done.stderr
+
+
+def test_a_load_shows_its_progress(log, loaded, monkeypatch, capsys):
+    """Up to where it ends, also if it continues a table."""
+    monkeypatch.setenv("HEADRACE_PROGRESS", "on")
+    monkeypatch.setattr(progress, "SHOWN_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(progress.Lines, "interval_seconds", 0.0)
+    send(log, 0, 40)
+    loaded(until=10)
+    send(log, 40, 20)
+    loaded()
+    err = capsys.readouterr().err
+    assert "load clicks: 100 %, 30 of 30 records" in err
