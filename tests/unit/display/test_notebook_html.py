@@ -73,7 +73,7 @@ def test_a_value_without_a_usable_repr_is_shown_by_its_type():
 
     text = " ".join(shown(html_table(["a", "b"], [[Odd(), 10**5_000]], "")).text)
     assert "Odd" in text
-    assert "<int>" in text
+    assert "<int" in text  # Python 3.14 adds how many digits it has.
 
 
 def test_values_columns_and_rows_are_bounded():

@@ -99,6 +99,9 @@ class TlsSocket:
                     break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return received or -1
+        except OSError:
+            if not received:  # What came before the end is returned first.
+                raise
         return received
 
     def send(self, parts: Sequence[ReadableBuffer], *, wait: bool) -> list[ReadableBuffer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -37,7 +38,8 @@ def test_a_large_frame_is_received_from_many_records_of_tls_in_one_call(tmp_path
         assert connection.receive_into(buffer[RECORD_BYTES:], True) == len(sent) - RECORD_BYTES
         assert bytes(buffer) == sent
         assert connection.wait(10.0)
-        assert connection.receive_into(memoryview(bytearray(1)), True) == 0
+        with contextlib.suppress(OSError):  # Newer releases of OpenSSL report an end without a notice.
+            assert connection.receive_into(memoryview(bytearray(1)), True) == 0
     finally:
         connection.connection.close()
         peer.join()
