@@ -14,6 +14,7 @@ import time
 import headrace
 import pytest
 from headrace.log.checkpoint import read_sealed, seal
+from headrace.log.directory import DataDirectory
 from headrace.log.os_filesystem import OsFileSystem
 
 from tests.children import running
@@ -153,21 +154,31 @@ def test_a_missing_directory_is_not_made_by_a_reader(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_broker_s_directory_is_refused(tmp_path):
-    from headrace.log.directory import DataDirectory
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_broker_s_directory_is_refused(tmp_path, runs):
+    """Whether the broker runs or not; its files stay as they are."""
+    path = str(tmp_path / "broker")
+    opened = DataDirectory.open(path, cluster_id="c1", generation=1, broker_id=7, new_storage_id=bytes(16))
+    try:
+        if not runs:
+            opened.close(clean=True)
+        before = sorted(os.listdir(path))
+        with pytest.raises(headrace.WrongDirectoryError, match="broker 7 of cluster c1"):
+            headrace.open(path)
+        with pytest.raises(headrace.WrongDirectoryError, match="holds no topics"):
+            headrace.open(path, read_only=True)
+        assert sorted(os.listdir(path)) == before
+    finally:
+        if runs:
+            opened.close(clean=True)
 
-    DataDirectory.open(
-        str(tmp_path / "broker"), cluster_id="c1", generation=1, broker_id=7, new_storage_id=bytes(16)
-    ).close(clean=True)
-    with pytest.raises(headrace.WrongDirectoryError, match="broker 7 of cluster c1"):
-        headrace.open(tmp_path / "broker")
 
-
-@pytest.mark.parametrize("file", ["topics", "identity"])
+@pytest.mark.parametrize("file", ["topics", "identity", "groups/g"])
 def test_a_directory_of_a_newer_release_is_left_as_it_is(tmp_path, file):
     path = str(tmp_path / "events")
     with headrace.open(path) as log:
         log.admin.create_topic("clicks")
+        log.admin.reset_group_offsets("g", {headrace.TopicPartition("clicks", 0): 0})
     content = json.loads(read_sealed(OsFileSystem(), f"{path}/{file}"))
     (tmp_path / "events" / file).write_bytes(seal(json.dumps({**content, "format": 99}).encode()))
     before = (tmp_path / "events" / file).read_bytes()
