@@ -17,7 +17,7 @@ from headrace import testing
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.cluster_health import describe_cluster
 from headrace_devcluster.errors import PartStartError
-from headrace_devcluster.etcd_program import FIRST_SAFE_VERSION_TO_KILL
+from headrace_devcluster.etcd_program import FIRST_SAFE_VERSION_TO_KILL, describe_etcd, find_etcd
 from headrace_devcluster.process_state import process_state
 
 from tests.children import running
@@ -139,6 +139,9 @@ def test_up_status_down(tmp_path: Path) -> None:
         assert first.returncode == 0, first.stderr
         assert "bootstrap_servers=127.0.0.1:" in first.stdout
         assert "\nexport HEADRACE_BOOTSTRAP_SERVERS=127.0.0.1:" in first.stdout
+        which = describe_etcd(find_etcd())
+        assert which in first.stdout.splitlines()
+        assert which in command("status", *options).stdout.splitlines()
         assert "already running" in command("up", *options).stdout
         with headrace.Admin(bootstrap_servers=first.stdout.split("bootstrap_servers=")[1].split()[0]) as admin:
             admin.create_topic("two", partitions=2)

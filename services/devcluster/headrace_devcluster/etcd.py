@@ -17,7 +17,7 @@ from typing import Any
 from headrace.wire.errors import HeadraceError
 
 from headrace_devcluster.certificates import TlsPaths
-from headrace_devcluster.etcd_program import find_etcd
+from headrace_devcluster.etcd_program import find_etcd, version_of
 from headrace_devcluster.guarded_exec import guarded
 from headrace_devcluster.ports import ReservedPort
 from headrace_devcluster.process_state import wait_until_still
@@ -100,10 +100,12 @@ class Etcd:
 
         Raises:
             EtcdNotFoundError: If there is no binary.
+            EtcdStartError: If the data is of a newer release.
         """
         assert self.pid is None, "etcd is already running"
         self.binary = find_etcd()
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._check_release(version_of(self.binary))
         self._client_port = self._client_port or ReservedPort()
         self._peer_port = self._peer_port or ReservedPort()
         with self.log_file.open("ab") as log_file:
@@ -114,6 +116,21 @@ class Etcd:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _check_release(self, version: tuple[int, ...]) -> None:
+        """Note the release that runs on the data. An older one cannot open it, and ends with a stack trace."""
+        if not version:
+            return
+        note = self.directory / "release"
+        last = tuple(map(int, note.read_text().split("."))) if note.exists() else ()
+        if version[:2] < last[:2]:
+            raise EtcdStartError(
+                f"the data in {self.directory} is of etcd {'.'.join(map(str, last))}, which "
+                f"{'.'.join(map(str, version))} cannot open: {self.binary}",
+                action="Put the newer etcd on PATH or in HEADRACE_ETCD, or begin anew: `headrace local up --fresh`.",
+            )
+        if version != last:
+            note.write_text(".".join(map(str, version)))
 
     def wait_until_healthy(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
         """Wait until it responds and has a leader; otherwise kill it.

@@ -4,6 +4,7 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
+from headrace_devcluster.etcd import Etcd, EtcdStartError
 from headrace_devcluster.etcd_program import EtcdNotFoundError, describe_etcd, find_etcd
 
 UNSAFE = "it may lose data when it is killed"
@@ -64,3 +65,18 @@ def test_no_etcd_names_the_way_without_one(on_path):
     on_path.wheel.unlink()
     with pytest.raises(EtcdNotFoundError, match=r"`headrace local up --single`"):
         find_etcd()
+
+
+def test_data_of_a_newer_etcd_is_named_before_an_older_one_starts(on_path, tmp_path, monkeypatch):
+    """etcd itself would end with a stack trace. A patch release back is none."""
+    etcd = Etcd(tmp_path / "data")
+    for version, starts in (("3.5.28", True), ("3.6.9", True), ("3.6.8", True), ("3.5.28", False)):
+        named = tmp_path / f"{version}-{starts}"
+        monkeypatch.setenv("HEADRACE_ETCD", str(program(named, version)))
+        if starts:
+            etcd.launch()
+            etcd.kill()
+            continue
+        with pytest.raises(EtcdStartError, match=r"the data in .*/data is of etcd 3\.6\.8, which 3\.5\.28 cannot open"):
+            etcd.launch()
+        assert etcd.pid is None
