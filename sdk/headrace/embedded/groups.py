@@ -16,20 +16,23 @@ from headrace.embedded.group_offsets import DirectoryOffset, GroupFile, GroupFil
 from headrace.groups.assignors import AssignableTopic, TopicPartition
 from headrace.groups.heartbeats import MemberDeparture, MemberHeartbeat, no_member
 from headrace.groups.messages import (
+    check_empty,
     check_group_id,
     check_member_id,
+    expected_epoch,
     read_member,
     read_owned,
-    state_of,
+    write_group,
+    write_listing,
+    write_offsets,
     write_partitions,
+    write_requested_offsets,
 )
 from headrace.groups.state import Group, Member
 from headrace.groups.transition import transition
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
-    ConflictError,
     FencedMemberEpochError,
-    GroupNotEmptyError,
     HeadraceError,
     InvalidRequestError,
     NotOwnerError,
@@ -320,12 +323,8 @@ class DirectoryGroups:
     def _check_committer(self, request: groups_pb2.CommitOffsetsRequest, entry: _Entry) -> Member | None:
         """Return the member that commits, or `None` for an administrator; raise if it may not."""
         if not request.member_id:
-            if entry.group.members:
-                raise GroupNotEmptyError(f"group {request.group_id} has {len(entry.group.members)} members")
-            if request.HasField("expected_group_epoch") and (
-                request.expected_group_epoch != (entry.group.group_epoch if request.group_id in self._groups else 0)
-            ):
-                raise ConflictError(f"group {request.group_id} has changed")
+            group = entry.group if request.group_id in self._groups else Group()
+            check_empty(request.group_id, group, expected_epoch(request))
             return None
         check_member_id(request.member_id)
         member = entry.group.members.get(request.member_id)
@@ -372,28 +371,11 @@ class DirectoryGroups:
             entry = self._groups.get(request.group_id) or self._entry(GroupFile())
             response = groups_pb2.FetchOffsetsResponse(revision=self._revision)
             if not request.topics:
-                response.topics.extend(self._all_offsets(entry))
-            for topic in request.topics:
-                answer = response.topics.add(topic_id=topic.topic_id, name=topic.name)
-                first = entry.file.begun.get(topic.topic_id)
-                for number in topic.partitions:
-                    stored = entry.file.offsets.get((topic.topic_id, number))
-                    if stored is None:
-                        is_added = first is not None and number >= first
-                        answer.partitions.add(partition=number, offset=-1, leader_epoch=-1, is_added=is_added)
-                    else:
-                        answer.partitions.append(_offset(number, stored))
+                response.topics.extend(write_offsets(entry.file.offsets.items(), self._names()))
+            else:
+                offsets, begun = entry.file.offsets, entry.file.begun
+                response.topics.extend(write_requested_offsets(offsets.get, request.topics, begun))
             return response
-
-    def _all_offsets(self, entry: _Entry) -> list[groups_pb2.TopicOffsets]:
-        names = self._names()
-        topics: dict[bytes, groups_pb2.TopicOffsets] = {}
-        for (topic_id, number), stored in sorted(entry.file.offsets.items()):
-            topic = topics.setdefault(
-                topic_id, groups_pb2.TopicOffsets(topic_id=topic_id, name=names.get(topic_id, ""))
-            )
-            topic.partitions.append(_offset(number, stored))
-        return list(topics.values())
 
     def _names(self) -> dict[bytes, str]:
         return {topic.topic_id: topic.name for topic in self._topics().values()}
@@ -404,19 +386,11 @@ class DirectoryGroups:
         """Answer a ListGroups."""
         with self._lock:
             return groups_pb2.ListGroupsResponse(
-                groups=[self._listing(group_id, entry) for group_id, entry in sorted(self._groups.items())]
+                groups=[
+                    write_listing(group_id, entry.group, len(entry.file.offsets))
+                    for group_id, entry in sorted(self._groups.items())
+                ]
             )
-
-    def _listing(self, group_id: str, entry: _Entry) -> groups_pb2.GroupListing:
-        group = entry.group
-        return groups_pb2.GroupListing(
-            group_id=group_id,
-            state=state_of(group),
-            members=len(group.members),
-            partitions=len(group.target if group.members else entry.file.offsets),
-            assignor=group.assignor,
-            empty_since_ms=group.empty_since_ms,
-        )
 
     def describe(self, request: groups_pb2.DescribeGroupRequest) -> groups_pb2.DescribeGroupResponse:
         """Answer a DescribeGroup."""
@@ -425,36 +399,10 @@ class DirectoryGroups:
             entry = self._groups.get(request.group_id)
             if entry is None:
                 raise UnknownGroupError(f"there is no group {request.group_id!r}")
-            group, names = entry.group, self._names()
-            return groups_pb2.DescribeGroupResponse(
-                listing=self._listing(request.group_id, entry),
-                group_epoch=group.group_epoch,
-                assignment_epoch=group.assignment_epoch,
-                members=[self._describe(group, member, names) for member in group.members.values()],
-                offsets=self._all_offsets(entry),
-                unowned=write_partitions([each for each in group.target if each not in group.owners], names),
-                revision=self._revision,
+            group, offsets = entry.group, entry.file.offsets.items()
+            return write_group(
+                request.group_id, group, group.members, offsets, self._names(), _now_ms(), self._revision
             )
-
-    def _describe(self, group: Group, member: Member, names: Mapping[bytes, str]) -> groups_pb2.MemberDescription:
-        owned = group.owned_by(member.member_id)
-        target = [partition for partition, owner in group.target.items() if owner == member.member_id]
-        return groups_pb2.MemberDescription(
-            member_id=member.member_id,
-            instance_id=member.instance_id,
-            client_id=member.client_id,
-            host=member.host,
-            rack=member.rack,
-            member_epoch=member.member_epoch,
-            topics=member.topics,
-            topic_pattern=member.topic_pattern,
-            owned=write_partitions(owned, names, owned),
-            target=write_partitions(target, names),
-            joined_ms=member.joined_ms,
-            session_timeout_ms=member.session_timeout_ms,
-            revoking_ms=max(1, _now_ms() - member.revoking_since_ms) if member.revoking_since_ms else 0,
-            live=True,
-        )
 
     def delete(self, request: groups_pb2.DeleteGroupsRequest) -> groups_pb2.DeleteGroupsResponse:
         """Answer a DeleteGroups."""
@@ -474,10 +422,7 @@ class DirectoryGroups:
             entry = self._groups.get(group_id)
             if entry is None:
                 raise UnknownGroupError(f"there is no group {group_id!r}")
-            if entry.group.members:
-                raise GroupNotEmptyError(f"group {group_id} has {len(entry.group.members)} members")
-            if expected is not None and expected != entry.group.group_epoch:
-                raise ConflictError(f"group {group_id} has changed")
+            check_empty(group_id, entry.group, expected)
             self._files.remove(group_id)
             del self._groups[group_id]
             self._revision += 1
@@ -486,16 +431,6 @@ class DirectoryGroups:
 def _assignment(group: Group, member_id: bytes) -> tuple[int, dict[TopicPartition, int], list[TopicPartition]]:
     owned = group.owned_by(member_id)
     return group.members[member_id].member_epoch, owned, [each for each in owned if group.target.get(each) != member_id]
-
-
-def _offset(number: int, stored: DirectoryOffset) -> groups_pb2.PartitionOffset:
-    return groups_pb2.PartitionOffset(
-        partition=number,
-        offset=stored.offset,
-        leader_epoch=stored.leader_epoch,
-        metadata=stored.metadata,
-        committed_ms=stored.committed_ms,
-    )
 
 
 def _now_ms() -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from typing import Protocol, TypeAlias
 
 from headrace.groups.assignors import TopicPartition
 from headrace.groups.state import Group, Member
 from headrace.v1 import groups_pb2
-from headrace.wire.errors import InvalidRequestError
+from headrace.wire.errors import ConflictError, GroupNotEmptyError, InvalidRequestError
 from headrace.wire.topic_names import check_topic_name
 
 MAX_GROUP_ID_CHARACTERS = 249
@@ -128,3 +129,156 @@ def state_of(group: Group) -> groups_pb2.GroupState:
     if not group.members:
         return groups_pb2.GROUP_STATE_EMPTY
     return groups_pb2.GROUP_STATE_STABLE if group.is_stable else groups_pb2.GROUP_STATE_REBALANCING
+
+
+class OffsetFields(Protocol):
+    """Offset of a partition as it is stored."""
+
+    @property
+    def offset(self) -> int:
+        """Offset of the next record."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """Epoch of the record before it; -1 if it is not known."""
+
+    @property
+    def metadata(self) -> str:
+        """Text of the application."""
+
+    @property
+    def committed_ms(self) -> int:
+        """Time of the commit."""
+
+
+StoredOffsets: TypeAlias = Collection[tuple[TopicPartition, OffsetFields]]
+
+
+def write_offset(number: int, stored: OffsetFields) -> groups_pb2.PartitionOffset:
+    """Return the offset of a partition."""
+    return groups_pb2.PartitionOffset(
+        partition=number,
+        offset=stored.offset,
+        leader_epoch=stored.leader_epoch,
+        metadata=stored.metadata,
+        committed_ms=stored.committed_ms,
+    )
+
+
+def write_offsets(offsets: StoredOffsets, names: Mapping[bytes, str]) -> list[groups_pb2.TopicOffsets]:
+    """Return all offsets of a group, by topic."""
+    topics: dict[bytes, groups_pb2.TopicOffsets] = {}
+    for (topic_id, number), stored in sorted(offsets, key=lambda item: item[0]):
+        topic = topics.setdefault(topic_id, groups_pb2.TopicOffsets(topic_id=topic_id, name=names.get(topic_id, "")))
+        topic.partitions.append(write_offset(number, stored))
+    return list(topics.values())
+
+
+def write_requested_offsets(
+    find: Callable[[TopicPartition], OffsetFields | None],
+    requested: Iterable[groups_pb2.GroupTopicPartitions],
+    first_partitions: Mapping[bytes, int],
+) -> list[groups_pb2.TopicOffsets]:
+    """Return the offsets of the requested partitions, in that order; `-1` means that there is none.
+
+    `first_partitions` has by topic id the number of partitions when the group began to read it.
+    """
+    topics = []
+    for topic in requested:
+        answer = groups_pb2.TopicOffsets(topic_id=topic.topic_id, name=topic.name)
+        first = first_partitions.get(topic.topic_id)
+        for number in topic.partitions:
+            stored = find((topic.topic_id, number))
+            if stored is not None:
+                answer.partitions.append(write_offset(number, stored))
+            else:
+                is_added = first is not None and number >= first
+                answer.partitions.add(partition=number, offset=-1, leader_epoch=-1, is_added=is_added)
+        topics.append(answer)
+    return topics
+
+
+def write_listing(group_id: str, group: Group, offsets: int) -> groups_pb2.GroupListing:
+    """Return the summary of a group; `offsets` is the number of its committed offsets."""
+    return groups_pb2.GroupListing(
+        group_id=group_id,
+        state=state_of(group),
+        members=len(group.members),
+        partitions=len(group.target) if group.members else offsets,
+        assignor=group.assignor,
+        empty_since_ms=group.empty_since_ms,
+    )
+
+
+def write_group(
+    group_id: str,
+    group: Group,
+    live: Container[bytes],
+    offsets: StoredOffsets,
+    names: Mapping[bytes, str],
+    now_ms: int,
+    revision: int,
+) -> groups_pb2.DescribeGroupResponse:
+    """Return the description of a group at a revision, its members by instance id and member id.
+
+    Args:
+        live: ids of the members whose session has not ended.
+        offsets: its committed offsets.
+        names: of topics, by id.
+    """
+    members = sorted(group.members.values(), key=lambda member: (member.order, member.member_id))
+    return groups_pb2.DescribeGroupResponse(
+        listing=write_listing(group_id, group, len(offsets)),
+        group_epoch=group.group_epoch,
+        assignment_epoch=group.assignment_epoch,
+        members=[_write_member(group, member, member.member_id in live, names, now_ms) for member in members],
+        offsets=write_offsets(offsets, names),
+        unowned=write_partitions([each for each in group.target if each not in group.owners], names),
+        revision=revision,
+    )
+
+
+def _write_member(
+    group: Group, member: Member, is_live: bool, names: Mapping[bytes, str], now_ms: int
+) -> groups_pb2.MemberDescription:
+    owned = group.owned_by(member.member_id)
+    target = [partition for partition, owner in group.target.items() if owner == member.member_id]
+    return groups_pb2.MemberDescription(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        user=member.user,
+        client_id=member.client_id,
+        host=member.host,
+        rack=member.rack,
+        member_epoch=member.member_epoch,
+        topics=member.topics,
+        topic_pattern=member.topic_pattern,
+        owned=write_partitions(owned, names, owned),
+        target=write_partitions(target, names),
+        joined_ms=member.joined_ms,
+        session_timeout_ms=member.session_timeout_ms,
+        revoking_ms=max(1, now_ms - member.revoking_since_ms) if member.revoking_since_ms else 0,
+        live=is_live,
+    )
+
+
+def expected_epoch(request: groups_pb2.CommitOffsetsRequest) -> int | None:
+    """Return the group's epoch on which an administrator's commit depends, if it does."""
+    return request.expected_group_epoch if request.HasField("expected_group_epoch") else None
+
+
+def check_empty(group_id: str, group: Group, expected_group_epoch: int | None) -> None:
+    """Check that an administrator may change a group's offsets: it has no members, and had none since an epoch.
+
+    Raises:
+        GroupNotEmptyError, ConflictError: If it has.
+    """
+    if group.members:
+        raise GroupNotEmptyError(f"group {group_id} has {len(group.members)} members")
+    if expected_group_epoch not in (None, group.group_epoch):
+        raise ConflictError(
+            f"the members of group {group_id} changed: it is at epoch {group.group_epoch}, "
+            f"not at {expected_group_epoch} as when it was looked at",
+            retriable=False,
+            action="Look at the group again, then decide.",
+        )

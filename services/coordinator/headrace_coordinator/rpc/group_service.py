@@ -23,7 +23,10 @@ from headrace.groups.messages import (
     read_member,
     read_owned,
     subscribed_bytes,
-    write_partitions,
+    write_group,
+    write_listing,
+    write_offsets,
+    write_requested_offsets,
 )
 from headrace.groups.state import Member
 from headrace.v1 import groups_pb2, groups_pb2_grpc
@@ -46,13 +49,7 @@ from headrace_server.rpc import unary
 
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
-from headrace_coordinator.rpc.group_messages import (
-    write_heartbeat,
-    write_listing,
-    write_members,
-    write_offsets,
-    write_requested_offsets,
-)
+from headrace_coordinator.rpc.group_messages import write_heartbeat
 from headrace_coordinator.rpc.offset_commits import OffsetCommits
 from headrace_coordinator.runtime.group_offsets import GroupOffsets
 from headrace_coordinator.runtime.group_transactions import GroupTransactions
@@ -63,6 +60,8 @@ SERVICE_NAME = "headrace.v1.GroupService"
 HEARTBEATS_A_SESSION = 4
 """Minimum number of heartbeats per session timeout, which limits the heartbeat interval of members."""
 LONGEST_INTERVAL_MS = 3_000
+HIDDEN_ID_BYTES = 4
+"""Part of a member id that other users see: the member's name in lists, of no use in a request."""
 BEHIND_SECONDS = 1.0
 """Maximum wait of a heartbeat for the view to show a member that joined at another coordinator."""
 
@@ -261,9 +260,11 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         entry = self._groups.entry(request.group_id)
         response = groups_pb2.FetchOffsetsResponse(revision=self._groups.source.revision)
         if request.topics:
-            response.topics.extend(write_requested_offsets(entry, request.topics))
+            known = [entry.group.topics.get(topic.topic_id) for topic in request.topics]
+            first = {topic.topic_id: topic.first_partitions for topic in known if topic is not None}
+            response.topics.extend(write_requested_offsets(entry.find_offset, request.topics, first))
         else:
-            response.topics.extend(write_offsets(entry, self._names()))
+            response.topics.extend(write_offsets(entry.all_offsets(), self._names()))
         return response
 
     # --- administration ---
@@ -273,7 +274,11 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         """See the proto."""
         await self._see(request.min_revision, context)
         groups, sees = sorted(self._groups.groups.items()), access().sees
-        listings = [write_listing(group_id, entry) for group_id, entry in groups if sees(ResourceKind.GROUP, group_id)]
+        listings = [
+            write_listing(group_id, entry.group, len(entry.offsets))
+            for group_id, entry in groups
+            if sees(ResourceKind.GROUP, group_id)
+        ]
         return groups_pb2.ListGroupsResponse(groups=listings)
 
     @unary
@@ -289,15 +294,13 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             raise UnknownGroupError(f"there is no group {request.group_id!r}")
         group, names = entry.group, self._names()
         names = {**{topic.topic_id: topic.name for topic in group.topics.values()}, **names}
-        return groups_pb2.DescribeGroupResponse(
-            listing=write_listing(request.group_id, entry),
-            group_epoch=group.group_epoch,
-            assignment_epoch=group.assignment_epoch,
-            members=write_members(entry, names, self._clock.now_ms(), _sees_whole_id),
-            offsets=write_offsets(entry, names),
-            unowned=write_partitions([p for p in group.target if p not in group.owners], names),
-            revision=revision,
+        response = write_group(
+            request.group_id, group, entry.live, entry.all_offsets(), names, self._clock.now_ms(), revision
         )
+        for member in response.members:
+            if not _sees_whole_id(group.members[member.member_id]):
+                member.member_id = member.member_id[:HIDDEN_ID_BYTES]
+        return response
 
     @unary
     async def DeleteGroups(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.groups.assignors import TopicPartition
-from headrace.groups.messages import check_group_id, check_member_id
+from headrace.groups.messages import check_group_id, check_member_id, expected_epoch
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from headrace_server.identity.gate import access
@@ -72,7 +72,7 @@ class OffsetCommits:
             deadline,
             user=access().caller.identity.user,
             commit_number=request.commit_number,
-            expected_group_epoch=request.expected_group_epoch if request.HasField("expected_group_epoch") else None,
+            expected_group_epoch=expected_epoch(request),
         )
         response.revision = outcome.revision
         for (topic_id, number), refusal in outcome.refused.items():

@@ -290,11 +290,4 @@ def _result(reference: topics_pb2.TopicRef) -> cluster_pb2.TopicResult:
 
 def _describe(answer: cluster_pb2.TopicConfigs, topic: Topic) -> None:
     answer.name, answer.topic_id = topic.name, topic.topic_id
-    for entry in describe_topic_config(topic.overrides, topic.replication_factor):
-        answer.configs.add(
-            name=entry.name,
-            value=entry.value,
-            source=cluster_pb2.CONFIG_SOURCE_DEFAULT if entry.is_default else cluster_pb2.CONFIG_SOURCE_TOPIC,
-            default_value=entry.default_value,
-            documentation=entry.documentation,
-        )
+    answer.configs.extend(describe_topic_config(topic.overrides, topic.replication_factor))

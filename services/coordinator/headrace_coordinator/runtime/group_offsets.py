@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 from headrace.groups.assignors import TopicPartition
+from headrace.groups.messages import check_empty
 from headrace.wire.errors import (
     ConflictError,
     FencedMemberEpochError,
@@ -343,15 +344,7 @@ def _check_owner(
 
 def _check_empty(view: GroupView, group_id: str, entry: GroupEntry, expected_group_epoch: int | None = None) -> Compare:
     """Return the compare of an administrator's write: the group has no members, and had none since that epoch."""
-    if entry.group.members:
-        raise GroupNotEmptyError(f"group {group_id} has {len(entry.group.members)} members")
-    if expected_group_epoch not in (None, entry.group.group_epoch):
-        raise ConflictError(
-            f"the members of group {group_id} changed: it is at epoch {entry.group.group_epoch}, "
-            f"not at {expected_group_epoch} as when it was looked at",
-            retriable=False,
-            action="Look at the group again, then decide.",
-        )
+    check_empty(group_id, entry.group, expected_group_epoch)
     return ModRevisionIs(view.keyspace.group(group_id), entry.mod_revision)
 
 

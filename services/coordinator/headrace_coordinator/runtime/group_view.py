@@ -63,6 +63,15 @@ class GroupEntry:
             found[topic_id] = max(found.get(topic_id, 0), number + 1)
         return found
 
+    def find_offset(self, partition: TopicPartition) -> metadata_pb2.CommittedOffset | None:
+        """Return the committed offset of a partition."""
+        stored = self.offsets.get(partition)
+        return None if stored is None else stored.message
+
+    def all_offsets(self) -> list[tuple[TopicPartition, metadata_pb2.CommittedOffset]]:
+        """Return all committed offsets."""
+        return [(partition, stored.message) for partition, stored in self.offsets.items()]
+
     @property
     def is_gone(self) -> bool:
         """Whether the group has no keys."""
