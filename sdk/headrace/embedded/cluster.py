@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from headrace.embedded.catalogue import DirectoryTopic
@@ -139,17 +140,32 @@ class DirectoryCluster:
 
     def grow(self, request: cluster_pb2.CreatePartitionsRequest) -> cluster_pb2.CreatePartitionsResponse:
         """Answer a CreatePartitions."""
-        response, directory = cluster_pb2.CreatePartitionsResponse(), self._directory.writer()
+        response = cluster_pb2.CreatePartitionsResponse()
+        self._change(request, response.result, lambda topic: _grown(topic, request.total_partitions))
+        return response
+
+    def alter_configs(self, request: cluster_pb2.AlterConfigsRequest) -> cluster_pb2.AlterConfigsResponse:
+        """Answer an AlterConfigs."""
+        response = cluster_pb2.AlterConfigsResponse()
+        self._change(request, response.result, lambda topic: _altered(topic, request))
+        return response
+
+    def _change(
+        self,
+        request: cluster_pb2.CreatePartitionsRequest | cluster_pb2.AlterConfigsRequest,
+        result: cluster_pb2.TopicResult,
+        decide: Callable[[DirectoryTopic], DirectoryTopic],
+    ) -> None:
+        directory = self._directory.writer()
         try:
             topic = self._directory.topic(request.topic)
-            response.result.name, response.result.topic_id = topic.name, topic.topic_id
+            result.name, result.topic_id = topic.name, topic.topic_id
             if request.validate_only:
-                _grown(topic, request.total_partitions)
+                decide(topic)
             else:
-                directory.change(topic, lambda current: _grown(current, request.total_partitions))
+                directory.change(topic, decide)
         except HeadraceError as error:
-            response.result.error.CopyFrom(to_detail(error))
-        return response
+            result.error.CopyFrom(to_detail(error))
 
     def describe_configs(self, request: cluster_pb2.DescribeConfigsRequest) -> cluster_pb2.DescribeConfigsResponse:
         """Answer a DescribeConfigs."""
@@ -163,20 +179,6 @@ class DirectoryCluster:
                 _describe_configs(answer, self._directory.topic(reference))
             except HeadraceError as error:
                 answer.error.CopyFrom(to_detail(error))
-        return response
-
-    def alter_configs(self, request: cluster_pb2.AlterConfigsRequest) -> cluster_pb2.AlterConfigsResponse:
-        """Answer an AlterConfigs."""
-        response, directory = cluster_pb2.AlterConfigsResponse(), self._directory.writer()
-        try:
-            topic = self._directory.topic(request.topic)
-            response.result.name, response.result.topic_id = topic.name, topic.topic_id
-            if request.validate_only:
-                _altered(topic, request)
-            else:
-                directory.change(topic, lambda current: _altered(current, request))
-        except HeadraceError as error:
-            response.result.error.CopyFrom(to_detail(error))
         return response
 
     def init_producer_id(self, request: cluster_pb2.InitProducerIdRequest) -> cluster_pb2.InitProducerIdResponse:
@@ -214,11 +216,4 @@ def _altered(topic: DirectoryTopic, request: cluster_pb2.AlterConfigsRequest) ->
 
 def _describe_configs(answer: cluster_pb2.TopicConfigs, topic: DirectoryTopic) -> None:
     answer.name, answer.topic_id = topic.name, topic.topic_id
-    for entry in describe_topic_config(topic.configs, 1):
-        answer.configs.add(
-            name=entry.name,
-            value=entry.value,
-            source=cluster_pb2.CONFIG_SOURCE_DEFAULT if entry.is_default else cluster_pb2.CONFIG_SOURCE_TOPIC,
-            default_value=entry.default_value,
-            documentation=entry.documentation,
-        )
+    answer.configs.extend(describe_topic_config(topic.configs, 1))

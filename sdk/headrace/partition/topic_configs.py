@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.placement.policy import PLACEMENT_VALUES, RACK, PlacementPolicy, parse_placement
+from headrace.v1 import cluster_pb2
 from headrace.wire.compression import Codec
 from headrace.wire.errors import InvalidConfigError
 from headrace.wire.suggestions import nearest_name
@@ -340,17 +341,6 @@ class TopicConfig:
         return self.durability is Durability.ASYNC and min(self.flush_messages, self.flush_ms) < INT64_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class TopicConfigValue:
-    """Setting of a topic in `DescribeConfigs`."""
-
-    name: str
-    value: str
-    default_value: str
-    is_default: bool
-    documentation: str
-
-
 def parse_topic_config(configs: Mapping[str, str]) -> TopicConfig:
     """Validate a topic's settings and their relations and return them typed, with defaults for the others.
 
@@ -440,7 +430,7 @@ def alter_topic_configs(current: Mapping[str, str], changes: Mapping[str, str], 
     return normalise_topic_configs(merged, columns)
 
 
-def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -> list[TopicConfigValue]:
+def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -> list[cluster_pb2.ConfigEntry]:
     """Return every setting with its value in a topic with the stored settings `configs`, in the order of the table.
 
     A default that depends on the number of replicas is shown as its value for `replication_factor` >= 1.
@@ -448,11 +438,11 @@ def describe_topic_config(configs: Mapping[str, str], replication_factor: int) -
     defaults = {row.name: str(row.default) for row in CONFIG_TABLE}
     defaults["min_insync_replicas"] = str(effective_min_insync_replicas(0, replication_factor))
     return [
-        TopicConfigValue(
+        cluster_pb2.ConfigEntry(
             name=row.name,
             value=configs.get(row.name, defaults[row.name]),
             default_value=defaults[row.name],
-            is_default=row.name not in configs,
+            source=cluster_pb2.CONFIG_SOURCE_TOPIC if row.name in configs else cluster_pb2.CONFIG_SOURCE_DEFAULT,
             documentation=f"{row.documentation} Range: {row.range_text()}.",
         )
         for row in CONFIG_TABLE

@@ -14,6 +14,7 @@ from headrace.partition.topic_configs import (
     parse_topic_config,
     read_stored_topic_config,
 )
+from headrace.v1 import cluster_pb2
 from headrace.wire.errors import InvalidConfigError
 
 
@@ -120,8 +121,9 @@ def test_describe_tells_defaults_apart():
     """Every setting is shown, with its value, its default and which of the two it is."""
     described = {value.name: value for value in describe_topic_config({"retention_ms": "5000"}, 1)}
     assert list(described) == [row.name for row in CONFIG_TABLE]
-    assert (described["retention_ms"].value, described["retention_ms"].is_default) == ("5000", False)
-    assert (described["segment_bytes"].value, described["segment_bytes"].is_default) == ("1073741824", True)
+    retention, segment = described["retention_ms"], described["segment_bytes"]
+    assert (retention.value, retention.source) == ("5000", cluster_pb2.CONFIG_SOURCE_TOPIC)
+    assert (segment.value, segment.source) == ("1073741824", cluster_pb2.CONFIG_SOURCE_DEFAULT)
     page = describe_topic_configs()
     assert all(f"| `{row.name}` |" in page for row in CONFIG_TABLE)
     assert all(row.documentation.endswith((".", "system.")) for row in CONFIG_TABLE)
