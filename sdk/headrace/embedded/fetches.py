@@ -79,13 +79,13 @@ class DirectoryFetches:
         response = broker_pb2.FetchResponse()
         wanted: list[_Wanted] = []
         for asked, selection in zip(request.topics, selections, strict=True):
-            topic, unknown, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
+            topic, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
             for part in asked.partitions:
                 result = topic_result.partitions.add(
                     partition=part.partition, high_watermark=-1, log_start_offset=-1, leader_epoch=-1,
                     preferred_replica=-1,
                 )  # fmt: skip
-                wanted.append(_Wanted(part, topic, unknown, selection, result))
+                wanted.append(_Wanted(part, topic, selection, result))
         most = min(LIMITS.max_fetch_bytes, request.max_bytes or LIMITS.max_fetch_bytes)
         first, total, is_full = turn % len(wanted) if wanted else 0, 0, False
         try:
@@ -109,14 +109,12 @@ class _Wanted:
     def __init__(
         self,
         asked: broker_pb2.PartitionFetch,
-        topic: DirectoryTopic | None,
-        unknown: HeadraceError | None,
+        topic: DirectoryTopic | HeadraceError,
         selection: ColumnSelection | None,
         result: broker_pb2.PartitionFetchResult,
     ) -> None:
         self._asked = asked
         self._topic = topic
-        self._unknown = unknown
         self._selection = selection
         self.result = result
         self._partition: ReadablePartition | None = None
@@ -130,7 +128,7 @@ class _Wanted:
         asked, result = self._asked, self.result
         result.next_offset = asked.offset
         try:
-            partition = self._partition = partitions.readable(known(self._topic, self._unknown), asked.partition)
+            partition = self._partition = partitions.readable(known(self._topic), asked.partition)
             end_offset = partition.visible_end
             result.high_watermark, result.log_start_offset = end_offset, partition.log_start_offset
             result.leader_epoch = partition.leader_epoch

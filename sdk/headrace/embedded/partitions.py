@@ -74,18 +74,17 @@ def check_partition(topic: DirectoryTopic, number: int) -> None:
 
 def answer_topic(
     partitions: Partitions, reference: topics_pb2.TopicRef, results: Any
-) -> tuple[DirectoryTopic | None, HeadraceError | None, Any]:
+) -> tuple[DirectoryTopic | HeadraceError, Any]:
     """Return the topic of a part of a request, or the error, and the new element of the response."""
     try:
         topic = partitions.topic(reference)
     except HeadraceError as error:
-        return None, error, results.add(name=reference.name, topic_id=reference.topic_id)
-    return topic, None, results.add(name=topic.name, topic_id=topic.topic_id)
+        return error, results.add(name=reference.name, topic_id=reference.topic_id)
+    return topic, results.add(name=topic.name, topic_id=topic.topic_id)
 
 
-def known(topic: DirectoryTopic | None, unknown: HeadraceError | None) -> DirectoryTopic:
+def known(found: DirectoryTopic | HeadraceError) -> DirectoryTopic:
     """Return the topic that `answer_topic` has found, or raise its error."""
-    if topic is None:
-        assert unknown is not None
-        raise unknown
-    return topic
+    if isinstance(found, HeadraceError):
+        raise found
+    return found

@@ -37,12 +37,12 @@ class DirectoryRecords:
         in_order = iter(spliced.batches)
         waits = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
         for asked in request.topics:
-            topic, unknown, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
+            topic, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
             for part in asked.partitions:
                 batches = cast("list[bytes]", next(in_order))
                 result = topic_result.partitions.add(partition=part.partition, append_timestamp_ms=-1)
                 try:
-                    partition = self._partitions.writable(known(topic, unknown), part.partition)
+                    partition = self._partitions.writable(known(topic), part.partition)
                     if not batches:
                         raise InvalidRequestError("a partition carries no batches")
                     appended = partition.append(batches)
@@ -72,13 +72,13 @@ class DirectoryRecords:
         """Answer a ListOffsets."""
         response = broker_pb2.ListOffsetsResponse()
         for asked in request.topics:
-            topic, unknown, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
+            topic, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
             for part in asked.partitions:
                 result = topic_result.partitions.add(
                     partition=part.partition, offset=-1, timestamp_ms=-1, leader_epoch=-1
                 )
                 try:
-                    self._list_offset(known(topic, unknown), part, result)
+                    self._list_offset(known(topic), part, result)
                 except HeadraceError as error:
                     result.error.CopyFrom(to_detail(error))
         return response
@@ -123,13 +123,13 @@ class DirectoryRecords:
         """Answer a DeleteRecords."""
         response = broker_pb2.DeleteRecordsResponse()
         for asked in request.topics:
-            topic, unknown, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
+            topic, topic_result = answer_topic(self._partitions, asked.topic, response.topics)
             for part in asked.partitions:
                 result = topic_result.partitions.add(partition=part.partition, log_start_offset=-1)
                 try:
                     if part.before_offset < -1:
                         raise InvalidRequestError(f"before_offset {part.before_offset} is below -1")
-                    partition = self._partitions.writable(known(topic, unknown), part.partition)
+                    partition = self._partitions.writable(known(topic), part.partition)
                     result.log_start_offset = partition.delete_records(part.before_offset)
                 except HeadraceError as error:
                     result.error.CopyFrom(to_detail(error))
