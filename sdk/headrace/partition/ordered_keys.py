@@ -49,20 +49,22 @@ class OrderedKeys:
         at = bisect_left(keys, key)
         return self._numbers[part][at] if keys[at] == key else -1
 
-    def set(self, key: bytes, number: int) -> bool:
-        """Set the number of a key; return whether the key is new."""
+    def set(self, key: bytes, number: int) -> tuple[bytes, bytes] | None:
+        """Set the number of a key; return the keys before and after it if it is new, an empty one for none."""
         part = bisect_left(self._lasts, key)
         if part == len(self._lasts):
             if not part:
                 self._keys, self._numbers, self._lasts = [[key]], [array("q", (number,))], [key]
                 self._count, self._size_bytes = 1, len(key)
-                return True
+                return b"", b""
             part -= 1
         keys, numbers = self._keys[part], self._numbers[part]
         at = bisect_left(keys, key)
         if at < len(keys) and keys[at] == key:
             numbers[at] = number
-            return False
+            return None
+        before = keys[at - 1] if at else self._lasts[part - 1] if part else b""
+        after = keys[at] if at < len(keys) else b""  # Beyond the last of a list is the end of all.
         keys.insert(at, key)
         numbers.insert(at, number)
         self._lasts[part] = keys[-1]
@@ -70,7 +72,7 @@ class OrderedKeys:
         self._size_bytes += len(key)
         if len(keys) > _MOST:
             self._divide(part)
-        return True
+        return before, after
 
     def _divide(self, part: int) -> None:
         # Keys that ascend all go to the last list: what is before them stays full.

@@ -155,9 +155,10 @@ class RowOffsets:
             if self._remove(key, RequestOutcome.MISS_DELETED):
                 self._deletions[row_of(key)] = offset
         else:
-            if self._keys.set(key, offset):
+            neighbours = self._keys.set(key, offset)
+            if neighbours is not None:
                 row = row_of(key)
-                self.rows += len(self._keys.first(row, after_row(row), 2)) == 1
+                self.rows += not (neighbours[0].startswith(row) or neighbours[1].startswith(row))
             if self._deletions:
                 self._deletions.pop(row_of(key), None)
         if expires_ms and not is_deletion:

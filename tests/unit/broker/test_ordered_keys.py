@@ -22,7 +22,9 @@ def test_any_history_is_that_of_a_dict(seed, monkeypatch):
     for step in range(1_500):
         key = b"%03d" % draw.randrange(300)
         if draw.random() < (0.6 if step < 700 else 0.3):
-            assert keys.set(key, step) is (key not in expected)
+            before = max((each for each in expected if each < key), default=b"")
+            after = min((each for each in expected if each > key), default=b"")
+            assert keys.set(key, step) == (None if key in expected else (before, after))
             expected[key] = step
         else:
             assert keys.remove(key) is (expected.pop(key, None) is not None)
