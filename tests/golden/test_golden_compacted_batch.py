@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headrace.wire.batch import BatchFlags, check_batch, read_header, stamp
+from headrace.wire.batch import REMOVED_UNKNOWN, BatchFlags, RemovedRecords, check_batch, read_header, stamp
 from headrace.wire.columns import decode_batch
 from headrace.wire.crc import crc32c
 from headrace.wire.encoding import CompactedRange, column_parts, join_column
@@ -19,12 +19,14 @@ KEYS = [b"u17", b"u18", b"u19"]
 TIMESTAMPS_MS = [1_700_000_000_003, 1_700_000_000_001, 1_700_000_000_002]
 
 
-def compacted(offsets: list[int], values: list[bytes | None], keys: list[bytes | None]) -> bytes:
+def compacted(
+    offsets: list[int], values: list[bytes | None], keys: list[bytes | None], removed: RemovedRecords | None = None
+) -> bytes:
     """Return a compacted batch of the offsets 1,000,000 to 1,000,020."""
     parts = column_parts(
         join_column("value", values), join_column("key", keys),
         base_timestamp_ms=TIMESTAMPS_MS[0], timestamps_ms=TIMESTAMPS_MS if offsets == OFFSETS else None,
-        compacted=CompactedRange(1_000_000, 1_000_020, 0xFEEDF00D, np.array(offsets, np.int64)),
+        compacted=CompactedRange(1_000_000, 1_000_020, 0xFEEDF00D, np.array(offsets, np.int64), removed),
     )  # fmt: skip
     batch = b"".join(parts)
     head = stamp(
@@ -72,9 +74,29 @@ def test_compacted_batch_may_be_empty() -> None:
     )
 
 
-def changed(position: int, value: int, size: int) -> bytes:
-    """Return the golden batch with another number at `position`, under right checksums."""
-    batch = bytearray(GOLDEN.read_bytes())
+def test_what_was_removed_is_in_the_payload() -> None:
+    """Absent in a batch of an earlier release, which may lack anything unless it has all its records."""
+    assert decode_batch(GOLDEN.read_bytes(), max_payload_bytes=4096).removed == REMOVED_UNKNOWN
+    removed = RemovedRecords(1_000_030, 1_700_000_000_000)
+    batch = compacted(OFFSETS, VALUES, KEYS, removed)
+    check(batch)
+    columns = decode_batch(batch, max_payload_bytes=4096)
+    assert (columns.removed, columns.values(), list(columns.offsets())) == (removed, VALUES, OFFSETS)
+    assert len(batch) == len(GOLDEN.read_bytes()) + 16
+    flags = read_header(batch).flags
+    for damaged, reason in (
+        (changed(-8, -1, 8, batch), "removed: is negative"),
+        (changed(38, flags & ~BatchFlags.REMOVED, 2, batch), "payload: has 20 bytes more"),
+        (changed(38, read_header(GOLDEN.read_bytes()).flags | BatchFlags.REMOVED, 2), "removed: needs 16 bytes"),
+    ):
+        with pytest.raises(CorruptBatchError, match=reason):
+            check(damaged)
+
+
+def changed(position: int, value: int, size: int, source: bytes = b"") -> bytes:
+    """Return the golden batch, or another one, with another number at `position`, under right checksums."""
+    batch = bytearray(source or GOLDEN.read_bytes())
+    position %= len(batch)
     batch[position : position + size] = value.to_bytes(size, "little", signed=value < 0)
     batch[32:36] = crc32c(batch[36:]).to_bytes(4, "little")
     return bytes(batch)

@@ -147,4 +147,12 @@ COMPACTION = (
             "Clients send none.",
         ),
     ),
+    Mutant(
+        "newer-records-not-named",
+        "H158",
+        "CompactedWriter.add",
+        drop("pending.removed = pending.removed.joined(removed)"),
+        "A state before a compaction looks complete, and is not.",
+        Test(LOGS + "test_any_history", "Only reads as of an offset, and followers that restart, depend on it."),
+    ),
 )

@@ -21,6 +21,7 @@ _FLAGS = {
     BatchFlags.CONTROL: "reserved for control records",
     BatchFlags.COMPACTED: "compaction has made it of several batches; never in a produced batch",
     BatchFlags.TYPED: "the values are rows of a typed topic: the payload is another one, see below",
+    BatchFlags.REMOVED: "of a compacted batch: the payload has `removed`",
 }
 _CODECS = {
     Codec.NONE: "-",

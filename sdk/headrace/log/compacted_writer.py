@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.log.index import SegmentIndex
-from headrace.wire.batch import MAX_COMPACTED_OFFSETS, STAMP_BYTES, BatchHeader, read_header, stamp
+from headrace.wire.batch import (
+    MAX_COMPACTED_OFFSETS,
+    NONE_REMOVED,
+    STAMP_BYTES,
+    BatchHeader,
+    RemovedRecords,
+    read_header,
+    stamp,
+)
 from headrace.wire.compression import Codec
 from headrace.wire.decoded import BinaryColumn, Columns, Headers, Int64s
 from headrace.wire.encoding import ArrowBuffers, CompactedRange, column_parts
@@ -34,6 +42,7 @@ class _Pending:
     last: BatchHeader
     dated: BatchHeader
     """The last one that has records left."""
+    removed: RemovedRecords = NONE_REMOVED
     records: int = 0
     payload_bytes: int = 0
     values: list[BinaryColumn] = field(default_factory=list)
@@ -61,8 +70,8 @@ class CompactedWriter:
         self._end_batch()
         self._add(header, [batch])
 
-    def add(self, columns: Columns, batch: bytes | memoryview, kept: Mask) -> None:
-        """Write the records of a batch that `kept` has."""
+    def add(self, columns: Columns, batch: bytes | memoryview, kept: Mask, removed: RemovedRecords) -> None:
+        """Write the records of a batch that `kept` has; `removed` says why the others go."""
         header = columns.header
         if kept.all() and header.record_count and header.payload_bytes > BATCH_BYTES // 2:
             self.copy(header, batch)
@@ -74,6 +83,9 @@ class CompactedWriter:
         if pending is None:
             pending = self._pending = _Pending(header, header, header)
         pending.last = header
+        pending.removed = pending.removed.joined(columns.removed)
+        if not kept.all():
+            pending.removed = pending.removed.joined(removed)
         if kept.any():
             self._take(pending, columns, kept)
 
@@ -119,7 +131,7 @@ class CompactedWriter:
             codec=Codec(pending.dated.codec),
             compacted=CompactedRange(
                 base_offset, end_offset, pending.last.chain_crc,
-                np.concatenate([*pending.offsets, np.zeros(0, np.int64)]),
+                np.concatenate([*pending.offsets, np.zeros(0, np.int64)]), pending.removed,
             ),
         )  # fmt: skip
         head = stamp(

@@ -35,7 +35,7 @@ from headrace.log.purged_records import PurgedRecords
 from headrace.log.scan import BadBatch, ChainPoint, check_batches
 from headrace.log.segment import Segment, SegmentName
 from headrace.log.segments import SegmentGoneError
-from headrace.wire.batch import HEADER_BYTES, MAX_OFFSET, BatchFlags, BatchHeader, peek_header
+from headrace.wire.batch import HEADER_BYTES, MAX_OFFSET, BatchFlags, BatchHeader, RemovedRecords, peek_header
 from headrace.wire.columns import decode_batch
 from headrace.wire.decoded import BinaryColumn, Columns, Int64s
 from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
@@ -101,6 +101,8 @@ class _Part:
     """Start of the first batch that stays though a newer record of one of its keys may be there."""
     deletions_end: int = 0
     """End of the last batch that has deletions to remove."""
+    expired_ms: int = 0
+    """When the last of the records that go because they have expired did; 0 if there is none."""
 
 
 class _Ends(NamedTuple):
@@ -220,7 +222,7 @@ class LogCompaction:
         self, parts: Sequence[_Part], now_ms: int, kept: Kept, purged: PurgedRecords | None = None
     ) -> CompactionReport:
         """Compact these segments; raise _InterruptedError if they are not those of the log any more."""
-        truncations = self._state.truncations
+        truncations, end_offset = self._state.truncations, parts[-1].end_offset
         try:
             self._select(parts, now_ms, kept, purged)
             found = [group for group in self._groups(parts) if _is_worth(group)]
@@ -230,8 +232,7 @@ class LogCompaction:
                 with self._durability.round_lock, self._state.disk():  # No slot may name a segment that is replaced.
                     self._durability.write_checkpoint(both=True)
             for group in found:
-                written += self._replace(group, truncations)
-            end_offset = parts[-1].end_offset
+                written += self._replace(group, truncations, end_offset)
             self._raise(truncations, unique=min(end_offset, *(part.whole_start for part in parts)))
         except (SegmentGoneError, CorruptLogError):
             if (
@@ -357,9 +358,12 @@ class LogCompaction:
             is_kept = header.end_offset > min(kept.deletions_from, part.whole_start) or at_ms > oldest_ms
             rows = np.ones(header.record_count, np.bool_) if is_kept else _undeleted(columns, header)
             if not is_kept and self._state.settings.expires_records:
-                rows &= _unexpired(columns, oldest_ms)
-            if gone is not None:
+                expired_ms = _expired_ms(columns, oldest_ms)
+                rows &= expired_ms == 0
+                part.expired_ms = max(part.expired_ms, int(expired_ms.max(initial=0)))
+            if gone is not None and gone.any():
                 rows &= ~gone
+                part.expired_ms = now_ms
             is_copied = is_whole or columns is None or (columns.key_column is None and header.record_count)
             part.rows.append(None if is_copied else rows)
             if not rows.all():
@@ -438,8 +442,11 @@ class LogCompaction:
             group.append(part)
         yield group
 
-    def _replace(self, group: Sequence[_Part], truncations: int) -> int:
-        """Write the segment that replaces a group and rename it; return its bytes."""
+    def _replace(self, group: Sequence[_Part], truncations: int, newer_end: int) -> int:
+        """Write the segment that replaces a group and rename it; return its bytes.
+
+        Newer records of those that go are below `newer_end`.
+        """
         first, end_offset = group[0].segment, group[-1].end_offset
         is_again = len(group) == 1 and first.name.end_offset == end_offset
         name = SegmentName(first.base_offset, end_offset, first.name.version + 1 if is_again else 0)
@@ -448,14 +455,14 @@ class LogCompaction:
         filesystem = self._segments.filesystem
         try:
             with self._state.disk():
-                self._write(segment, temporary, group)
+                self._write(segment, temporary, group, newer_end)
             return self._install(segment, temporary, [part.segment for part in group], truncations)
         finally:
             with suppress(OSError):
                 if filesystem.exists(temporary):
                     filesystem.unlink(temporary)
 
-    def _write(self, segment: Segment, path: str, group: Sequence[_Part]) -> None:
+    def _write(self, segment: Segment, path: str, group: Sequence[_Part], newer_end: int) -> None:
         files, space = self._segments.files, self._state.environment.space
         files.make_room()
         file = pin_empty(files, path)
@@ -472,11 +479,12 @@ class LogCompaction:
 
             writer = CompactedWriter(write, segment.index, self._interval_bytes)
             for part in group:
+                removed = RemovedRecords(newer_end, part.expired_ms)
                 for (columns, header, batch), rows in zip(self._batches(part.segment), part.rows, strict=True):
                     if columns is None or rows is None:
                         writer.copy(header, batch)
                     else:
-                        writer.add(columns, batch, rows)
+                        writer.add(columns, batch, rows, removed)
             writer.finish()
             files.filesystem.fsync(file.descriptor)
             segment.size_bytes, segment.index_ready = writer.size_bytes, True
@@ -538,10 +546,10 @@ def _first_end(columns: Columns | None, header: BatchHeader) -> int:
     return max(int(min(found)), header.append_timestamp_ms) if len(found) else -1
 
 
-def _unexpired(columns: Columns | None, oldest_ms: int) -> Mask | np.bool_:
-    """Return which records had not expired at a time in ms since 1970."""
+def _expired_ms(columns: Columns | None, oldest_ms: int) -> Int64s:
+    """Return when each record expired, up to a time in ms since 1970; `0` for the others."""
     expires_ms = _expiries(columns)
-    return np.True_ if expires_ms is None else (expires_ms == 0) | (expires_ms > oldest_ms)
+    return np.zeros(1, np.int64) if expires_ms is None else np.where(expires_ms <= oldest_ms, expires_ms, 0)
 
 
 def _without_nulls(columns: Columns) -> tuple[BinaryColumn, Int64s]:

@@ -97,7 +97,9 @@ def rest_of(batch: ReadableBuffer, header: BatchHeader, start: LogPoint) -> byte
         base_timestamp_ms=header.base_timestamp_ms if times is None else int(times.min()),
         timestamps_ms=times,
         headers=list(compress(columns.headers(), kept)),
-        compacted=CompactedRange(start.offset, header.end_offset, header.chain_crc, offsets[kept]),
+        compacted=CompactedRange(
+            start.offset, header.end_offset, header.chain_crc, offsets[kept], columns.removed_records
+        ),
     )
     return _stamped(parts, start, header.append_timestamp_ms, header.leader_epoch)
 

@@ -1,9 +1,9 @@
 """Read of a table, or of another compacted topic, as of an offset or a time: the option `newestPerKey`.
 
 One task reads a partition up to the end, keeps the newest record of each key, and leaves out deleted and expired ones.
-It may not: compaction removes records that have a newer one, also if that is after the end. Where offsets without a
-record are met, the answer is exact only if nothing from the end on can have been compacted yet; otherwise the task
-fails. Runs in an executor.
+Compaction removes records that have a newer one, also if that is after the end, and records that have expired, also if
+that is after the time. A compacted batch says how far that went; if it went beyond what is read, the task fails. Runs
+in an executor.
 """
 
 import time
@@ -26,13 +26,12 @@ from headrace.spark.ranges import AsOf, OffsetRange
 from headrace.spark.schema import COLUMNS
 from headrace.spark.starting_offsets import LATEST
 from headrace.spark.subscribed_cluster import SubscribedCluster
+from headrace.wire.batch import NONE_REMOVED
 from headrace.wire.table_keys import expiries_of
 
 ENDS = "headrace.ends_ms"
 """Added column: when a record expires in ms since 1970, `NEVER`, or `DELETED`."""
 NEVER, DELETED = 0, -1
-CLOCK_MARGIN_MS = 60_000
-"""Clocks of brokers and of this machine may differ by as much."""
 MAX_ROUNDS = 20
 
 
@@ -49,11 +48,10 @@ def read_as_of(
         check_data_loss([lost], options.fail_on_data_loss)
     columns = _Columns(schema, part)
     records = NewestRecords(columns.schema)
-    newest_ms = 0
+    newest_ms, gone = 0, NONE_REMOVED
     with closing(records), closing(SubscribedCluster(options.settings, options.subscription)) as cluster:
-        start, end, removed = part.start, part.end, 0
+        start, end = part.start, part.end
         for _ in range(MAX_ROUNDS):
-            count = 0
             decoded = read_range(
                 options.settings,
                 OffsetRange(part.where, start, end),
@@ -62,39 +60,26 @@ def read_as_of(
             )
             with closing(decoded):
                 for group in grouped(decoded):
-                    count += sum(each.end - each.start for each in group)
                     newest_ms = max([newest_ms, *map(_newest_ms, group)])
+                    for each in group:
+                        gone = gone.joined(each.columns.removed)
                     records.add(columns.batch_of(group))
-            gaps = end - start - count
-            removed += gaps
-            later = cluster.offsets([part.where], LATEST)[part.where]
-            if not gaps or not as_of.is_latest or later == end:
+            newer_end = min(gone.newer_end, cluster.offsets([part.where], LATEST)[part.where])
+            if newer_end <= end or not as_of.is_latest:
                 break
-            start, end = end, later  # What was removed has a newer record below `later`.
-        else:
-            gaps = removed
-        if gaps and later > end and end < _uncompacted_from(cluster, part, later):
-            lost = (
-                f"{part.where}: {removed} records below offset {end} were compacted, perhaps for newer ones from there "
-                "on; read a later offset or time, or set min_compaction_lag_ms to how far back you read"
-            )
-            check_data_loss([lost], options.fail_on_data_loss)
+            start, end = end, newer_end
         time_ms = as_of.time_ms if as_of.time_ms >= 0 else newest_ms
         if as_of.is_latest:
             time_ms = time.time_ns() // 1_000_000
+        if newer_end > end or (gone.expired_ms > time_ms and not as_of.is_latest):
+            what = f"for newer ones up to offset {newer_end}" if newer_end > end else "because they have expired since"
+            lost = (
+                f"{part.where}: records below offset {end} were compacted, perhaps {what}; read a later offset or "
+                "time, or set min_compaction_lag_ms to how far back you read"
+            )
+            check_data_loss([lost], options.fail_on_data_loss)
         for batch in records.batches():
             yield from columns.shown(batch, time_ms)
-
-
-def _uncompacted_from(cluster: SubscribedCluster, part: OffsetRange, later: int) -> int:
-    """Return the offset from which no record can have been compacted, nor be the reason that another one was."""
-    topic, number = part.where
-    lag_ms = int(cluster.admin.describe_config(topic)["min_compaction_lag_ms"].value)
-    if lag_ms <= CLOCK_MARGIN_MS:
-        return later
-    since_ms = time.time_ns() // 1_000_000 - lag_ms + CLOCK_MARGIN_MS
-    found = cluster.admin.list_offsets(topic, since_ms, by="append", partitions=[number])
-    return found[part.where].offset
 
 
 class _Columns:

@@ -56,10 +56,13 @@ __all__ = [
     "MAX_RECORD_HEADERS",
     "MAX_TIMESTAMP_MS",
     "MIN_TIMESTAMP_MS",
+    "NONE_REMOVED",
+    "REMOVED_UNKNOWN",
     "STAMP_BYTES",
     "BatchFlags",
     "BatchHeader",
     "Codec",
+    "RemovedRecords",
     "check_batch",
     "iter_batches",
     "read_header",
@@ -96,7 +99,7 @@ assert CRC_START + CHECKED.size == HEADER.size == HEADER_BYTES
 
 
 class BatchFlags(IntFlag):
-    """Columns of the payload, and the kind of batch. Bits 9-12 are reserved and zero; 13-15 are a number."""
+    """Columns of the payload, and the kind of batch. Bits 10-12 are reserved and zero; 13-15 are a number."""
 
     KEYS = 1
     NULL_VALUES = 2
@@ -107,6 +110,7 @@ class BatchFlags(IntFlag):
     CONTROL = 64
     COMPACTED = 128
     TYPED = 256
+    REMOVED = 512
 
 
 _KEYS = int(BatchFlags.KEYS)
@@ -116,8 +120,9 @@ _CONTROL = int(BatchFlags.CONTROL)
 _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
 _COMPACTED = int(BatchFlags.COMPACTED)
 _TYPED = int(BatchFlags.TYPED)
+_REMOVED = int(BatchFlags.REMOVED)
 _UNTYPED = int(BatchFlags.NULL_VALUES | BatchFlags.CONTROL | BatchFlags.COMPACTED)
-_RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0x1FF
+_RESERVED_FLAGS = ((1 << PADDING_SHIFT) - 1) & ~0x3FF
 _CODECS = frozenset(int(codec) for codec in Codec)
 
 
@@ -167,6 +172,23 @@ class BatchHeader(NamedTuple):
         """Number of zero bytes after the stored payload, 0 to 7."""
         return self.flags >> PADDING_SHIFT
 
+
+class RemovedRecords(NamedTuple):
+    """Why records of a compacted batch are gone: what a state before that lacks."""
+
+    newer_end: int
+    """Offset below which their newer records are."""
+    expired_ms: int
+    """When the last of those that had expired did, in ms since 1970; `0` means that none had."""
+
+    def joined(self, other: "RemovedRecords") -> "RemovedRecords":
+        """Return the bounds of both."""
+        return RemovedRecords(max(self.newer_end, other.newer_end), max(self.expired_ms, other.expired_ms))
+
+
+NONE_REMOVED = RemovedRecords(0, 0)
+REMOVED_UNKNOWN = RemovedRecords(MAX_OFFSET, 0)
+"""Of a compacted batch of an earlier release."""
 
 HEADER_DTYPE = np.dtype([(name, f"<{code}") for name, code in zip(BatchHeader._fields, HEADER.format[1:], strict=True)])
 """Header as a numpy dtype."""
@@ -250,6 +272,8 @@ def _wrong_relation(header: BatchHeader) -> str:
     stored_bytes = header.batch_bytes - HEADER_BYTES - header.padding_bytes
     if flags & _RESERVED_FLAGS:
         return f"reserved flags are set: {flags & _RESERVED_FLAGS:#06x}"
+    if flags & _REMOVED and not flags & _COMPACTED:
+        return "removed records are flagged without compaction"
     if flags & _NULL_KEYS and not flags & _KEYS:
         return "null keys are flagged without keys"
     if flags & _TYPED and flags & _UNTYPED:

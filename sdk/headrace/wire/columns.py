@@ -18,6 +18,9 @@ the batch.
     header_value_offsets  int32[m + 1]    flag HEADERS
     header_value_data     o[m] bytes      flag HEADERS              never null
     record_offsets        uint32[n]       flag COMPACTED            base_offset + o[i] is the offset of record i
+    removed               int64[2]        flag REMOVED              offset below which the newer records of removed
+                                                                    ones are; ms since 1970 when the last removed one
+                                                                    that had expired did, 0 for none
 
 record_offsets ascend strictly, and end before the batch's end_offset; without them record i has the offset
 base_offset + i. Other offsets start at 0 and ascend. Validity is present if and only if its flag is set; bits past n
@@ -47,6 +50,7 @@ from headrace.wire.batch import (
     STAMP_CRC_START,
     BatchFlags,
     BatchHeader,
+    RemovedRecords,
     read_header,
 )
 from headrace.wire.compression import MAX_RATIO, Codec, decompress
@@ -79,6 +83,7 @@ _RECORD_TIMESTAMPS = int(BatchFlags.RECORD_TIMESTAMPS)
 _HEADERS = int(BatchFlags.HEADERS)
 _COMPACTED = int(BatchFlags.COMPACTED)
 _TYPED = int(BatchFlags.TYPED)
+_REMOVED = int(BatchFlags.REMOVED)
 _COLUMN_FLAGS = _KEYS | _NULL_VALUES | _NULL_KEYS | _RECORD_TIMESTAMPS | _HEADERS | _COMPACTED
 
 
@@ -248,8 +253,9 @@ def _read_columns(header: BatchHeader, reader: "_PayloadReader", typed: TypedCol
             _corrupt("timestamps_ms", "do not span base_timestamp_ms to max_timestamp_ms")
     header_columns = reader.headers(count) if flags & _HEADERS else None
     record_offsets = reader.record_offsets(header) if flags & _COMPACTED else None
+    removed = reader.removed() if flags & _REMOVED else None
     reader.finish()
-    return Columns(header, values, keys, timestamps_ms, header_columns, record_offsets)
+    return Columns(header, values, keys, timestamps_ms, header_columns, record_offsets, removed)
 
 
 class _PayloadReader:
@@ -305,6 +311,12 @@ class _PayloadReader:
         if len(offsets) and ((np.diff(offsets) < 1).any() or offsets[-1] >= header.end_offset - header.base_offset):
             _corrupt("record_offsets", "do not ascend to the batch's end")
         return offsets + header.base_offset
+
+    def removed(self) -> RemovedRecords:
+        removed = RemovedRecords(*self.array("removed", np.dtype("<i8"), 2).tolist())
+        if min(removed) < 0:
+            _corrupt("removed", "is negative")
+        return removed
 
     def finish(self) -> None:
         if self._position != len(self._payload):

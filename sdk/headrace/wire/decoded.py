@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.wire.batch import BatchHeader
+from headrace.wire.batch import NONE_REMOVED, REMOVED_UNKNOWN, BatchHeader, RemovedRecords
 from headrace.wire.typed.typed_columns import TypedColumns
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
@@ -115,6 +115,7 @@ class Columns:
     header_columns: HeaderColumns | None
     record_offsets: Int64s | None = None
     """int64[n] of a compacted batch; `None` if the offsets are consecutive from header.base_offset."""
+    removed_records: RemovedRecords | None = None
 
     @property
     def typed(self) -> TypedColumns | None:
@@ -128,6 +129,14 @@ class Columns:
             return self.value_source
         offsets, data = self.value_source.json_column()
         return BinaryColumn(offsets, data, None)
+
+    @property
+    def removed(self) -> RemovedRecords:
+        """What compaction has removed from the batch."""
+        if self.removed_records is not None:
+            return self.removed_records
+        is_whole = self.record_count == self.header.end_offset - self.header.base_offset
+        return NONE_REMOVED if is_whole else REMOVED_UNKNOWN
 
     @property
     def record_count(self) -> int:

@@ -22,6 +22,7 @@ from headrace.wire.batch import (
     PADDING_SHIFT,
     STAMP,
     BatchFlags,
+    RemovedRecords,
 )
 from headrace.wire.compression import MAX_RATIO, Codec, compress
 from headrace.wire.crc import ReadableBuffer, crc32c
@@ -70,6 +71,8 @@ class CompactedRange(NamedTuple):
     """Chain value of the last batch that it replaces."""
     record_offsets: npt.NDArray[np.int64]
     """int64[n], ascending: offsets of the records."""
+    removed: RemovedRecords | None = None
+    """`None` means that the batch does not have it."""
 
 
 class BatchFields(TypedDict, total=False):
@@ -236,7 +239,7 @@ def column_parts(
     producer = producer_id, producer_epoch, base_sequence
     if compacted is not None:
         payload.record_offsets(compacted)
-        bits |= BatchFlags.COMPACTED
+        bits |= BatchFlags.COMPACTED | (compacted.removed is not None) * BatchFlags.REMOVED
         producer = compacted.end_offset, -1, (compacted.end_crc ^ _SIGN) - _SIGN
     parts: list[ReadableBuffer] = payload.parts
     stored = plain = payload.size
@@ -380,9 +383,11 @@ class _Payload:
         return int(times.min()), int(times.max())
 
     def record_offsets(self, compacted: CompactedRange) -> None:
-        """Add the records' offsets, relative to the first one of the range."""
+        """Add the records' offsets, relative to the first one of the range, and what was removed."""
         offsets = (compacted.record_offsets - compacted.base_offset).astype("<u4")
         self._add(offsets.data, offsets.nbytes)
+        if compacted.removed is not None:
+            self._add(np.array(compacted.removed, "<i8").data, 16)
 
     def headers(self, headers: Sequence[RecordHeaders | None], count: int) -> None:
         """Add the five buffers of list<struct<key: string, value: binary>>."""

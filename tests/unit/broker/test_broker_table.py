@@ -17,7 +17,7 @@ from headrace.partition.ordered_keys import KEY_BYTES
 from headrace.partition.table_rows import wanted_columns
 from headrace.partition.topic_configs import Durability, TopicConfig
 from headrace.v1 import tables_pb2
-from headrace.wire.batch import iter_batches, read_header
+from headrace.wire.batch import RemovedRecords, iter_batches, read_header
 from headrace.wire.columns import decode_batch
 from headrace.wire.decoded import Columns
 from headrace.wire.encoding import encode_batch
@@ -347,12 +347,12 @@ async def test_a_copy_from_the_start_lacks_what_was_deleted(tmp_path: Path) -> N
         assert await read(partition, b"s") == {b"a": b"1"}
 
 
-def compacted_copy(columns: Columns) -> bytes:
+def compacted_copy(columns: Columns, newer_end: int = 0) -> bytes:
     """Return the compacted batch that a batch without any current record becomes."""
     written: list[bytes] = []
     index = SegmentIndex(MemoryFileSystem(), "/none", 0, IndexCache(1 << 20))
     writer = compacted_writer.CompactedWriter(written.append, index, 1 << 20)
-    writer.add(columns, b"", np.zeros(columns.record_count, np.bool_))
+    writer.add(columns, b"", np.zeros(columns.record_count, np.bool_), RemovedRecords(newer_end, 0))
     writer.finish()
     return b"".join(written)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -10,9 +11,10 @@ from headrace.log import LogSettings
 from headrace.log import log_compaction as module
 from headrace.log.segment import SegmentName, replaced_segments, segment_names
 from headrace.log.timestamps import TimestampKind
-from headrace.wire.batch import iter_batches, read_header
+from headrace.wire.batch import NONE_REMOVED, iter_batches, read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.compression import Codec
+from headrace.wire.decoded import Columns
 from headrace.wire.errors import StorageFullError
 from headrace.wire.table_keys import expiry_headers, table_key
 
@@ -93,7 +95,23 @@ class Table:
         deleted = {key for offset, key, *_ in newest.values() if offset not in there}
         assert not deleted & {entry[1] for entry in found}, "a deletion goes with all that it deletes"
         assert all(offset in there for offset, key, *_ in self.appended.values() if key is None)
+        self.check_moments(found)
         assert self.log.reader.verify() == self.log.log_end_offset
+
+    def check_moments(self, found: Sequence[Entry]) -> None:
+        """The state before an offset is complete wherever the batches below it say so: `Columns.removed`."""
+        newer_end = 0
+        read: tuple[dict[bytes, bytes], deque[Entry]] = ({}, deque(found))
+        appended: tuple[dict[bytes, bytes], deque[Entry]] = ({}, deque(self.appended.values()))
+        for columns in self.batches():
+            end_offset, newer_end = columns.header.end_offset, max(newer_end, columns.removed.newer_end)
+            states = [_advance(*each, end_offset) for each in (read, appended)]
+            if newer_end <= end_offset:
+                assert states[0] == states[1], end_offset
+
+    def batches(self) -> list[Columns]:
+        """Return the batches of the log."""
+        return [decode_batch(batch, max_payload_bytes=1 << 20) for _, batch in iter_batches(self.bench.content())]
 
     def keys(self) -> list[bytes | None]:
         """Return the key of each record."""
@@ -103,6 +121,17 @@ class Table:
         """Stop cleanly and start again."""
         self.bench.directory.close(clean=True, broker_epoch=1)
         self.log = self.bench.open()
+
+
+def _advance(state: dict[bytes, bytes], entries: deque[Entry], end_offset: int) -> dict[bytes, bytes]:
+    """Apply the entries below an offset; return the state."""
+    while entries and entries[0][0] < end_offset:
+        _, key, value, *_ = entries.popleft()
+        if key is not None and value is not None:
+            state[key] = value
+        elif key is not None:
+            state.pop(key, None)
+    return state
 
 
 def filled(bench: Bench, **settings: int) -> Table:
@@ -133,6 +162,22 @@ def test_newest_record_of_each_key_stays(bench: Bench) -> None:
     table.roll()
     assert table.compact() is not None
     assert len(table.keys()) == 10
+    table.check()
+
+
+def test_a_state_before_a_compaction_is_known_to_lack_records(bench: Bench) -> None:
+    """Batches that lost a record name the end of what was compacted together with them; others name none."""
+    table = Table(bench, segment_bytes=100_000)
+    for key in (b"a", b"b", b"a", b"c"):
+        table.put([(key, b"v" * 200_000)])
+    table.roll()
+    assert {columns.removed for columns in table.batches()} == {NONE_REMOVED}
+    table.compact()
+    assert [columns.removed.newer_end for columns in table.batches()] == [4, 0, 0, 0]
+    table.put([(b"b", b"x")])
+    table.roll()
+    table.compact()
+    assert [columns.removed.newer_end for columns in table.batches()] == [5, 0, 0, 0]
     table.check()
 
 
@@ -216,6 +261,7 @@ def test_expired_records_go_with_what_they_replace(bench: Bench, is_table: bool)
     assert (table.compact(force=False) is not None) == is_table
     assert (gone in table.keys()) != is_table
     assert {b"plain", other} <= set(table.keys())
+    assert max(columns.removed.expired_ms for columns in table.batches()) == is_table * ends_ms
     table.log.retention.remove_deleted_files(0)
     table.log.retention.remove_deleted_files(DAY_MS)
     names = bench.disk.list_directory(table.log.directory)
