@@ -104,7 +104,10 @@ class RowOffsets:
         newest: dict[bytes | None, int] = {}
         deletions: dict[bytes, int] = {}
         self._expiring: dict[bytes, int] = {}
+        self.newer_end = 0
+        """Offset below which records are that have replaced some that the log does not have any more."""
         for columns in batches:
+            self.note_removed(columns)
             if columns.header.base_offset >= start_offset and not self._expiring and _only_sets(columns):
                 newest.update(zip(columns.keys(), columns.offsets(), strict=True))
                 continue
@@ -147,6 +150,11 @@ class RowOffsets:
     def key_bytes(self) -> int:
         """Memory of their keys, estimated."""
         return self._keys.size_bytes
+
+    def note_removed(self, columns: Columns) -> None:
+        """Take from a batch, before its changes, up to where the log must be read for a complete state."""
+        if columns.removed_records is not None:
+            self.newer_end = max(self.newer_end, columns.removed_records.newer_end)
 
     def apply(self, change: ColumnChange) -> None:
         """Apply the next change."""

@@ -30,6 +30,7 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import Offset
 from headrace.wire.table_keys import ABSENT, table_key
+from headrace_broker.core.roles import Role
 from headrace_broker.rpc.tables import TableService, _Reading
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
@@ -345,6 +346,31 @@ async def test_a_copy_from_the_start_lacks_what_was_deleted(tmp_path: Path) -> N
         log.append_replicated(gone + batches[1])
         assert await read(partition, b"r") == {}
         assert await read(partition, b"s") == {b"a": b"1"}
+
+
+async def test_a_copy_that_is_behind_its_source_answers_nothing(tmp_path: Path) -> None:
+    """A follower has a compacted batch, and not yet the records for whose sake those of it are gone; it may have
+    restarted since it copied that. The leader has all.
+    """
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        await writes.write(write(b"s", {b"a": b"1"}), 5.0)
+        log = partition.open_log
+        batches = [bytes(batch) for _, batch in iter_batches(log.reader.read(0, 1 << 20, 2).read())]
+        record = decode_batch(batches[0], max_payload_bytes=1 << 20)
+        for newer_end, is_behind in ((3, True), (2, False)):
+            log.reset_to(0)
+            log.append_replicated(compacted_copy(record, newer_end) + batches[1])
+            partition.update_config(replace(CONFIG, table="no"))
+            open_table(partition)  # As after a restart: nothing is known but the log.
+            assert await read(partition, b"s") == {b"a": b"1"}
+            with mock.patch.object(partition.replica, "role", Role.FOLLOWING):
+                if is_behind:
+                    with pytest.raises(OffsetNotAvailableError, match=r"below offset 2, .* compacted up to 3"):
+                        await read(partition, b"s")
+                else:
+                    assert await read(partition, b"s") == {b"a": b"1"}
 
 
 def compacted_copy(columns: Columns, newer_end: int = 0) -> bytes:

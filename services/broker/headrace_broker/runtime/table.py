@@ -138,12 +138,20 @@ class PartitionTable:
 
         Raises:
             TimedOutError: If the state is not made within `seconds`; that is continued.
+            OffsetNotAvailableError: If the log was copied from one that was compacted beyond the high watermark here:
+                columns are missing for whose sake older ones were removed.
             CorruptLogError, StorageOfflineError: If the log cannot be read.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         high_watermark = int(self._replica.high_watermark)
         while not self._has(high_watermark):
             await self._wait(high_watermark, deadline)
+        if self._replica.role is Role.FOLLOWING and self._state.newer_end > high_watermark:
+            raise OffsetNotAvailableError(
+                f"this replica has the records below offset {high_watermark}, and was copied from one that was "
+                f"compacted up to {self._state.newer_end}",
+                action="Read from another replica, or try again.",
+            )
         self._caught_up_ms = self._context.clock.monotonic_ms()
         self.expire(self._context.now_ms())
         return self._state, high_watermark
@@ -207,6 +215,7 @@ class PartitionTable:
     async def _apply(self, columns: Columns) -> None:
         """Apply the next batch. Between two turns of the event loop a row has all columns of a write, or none."""
         state, count, row = self._state, 0, b""
+        state.note_removed(columns)
         for change in changes_of(columns):
             if count >= APPLIED_PER_TURN and not change.key.startswith(row):
                 count = 0
