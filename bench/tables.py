@@ -2,7 +2,8 @@
 
 Loads rows by a producer, compacts nothing, and then measures: how long the broker takes until it answers reads after a
 start, single reads and writes at a fixed rate and without one, reads and writes of many keys at once, and absent keys.
-Then the same in Redis, if `bench/peers/install.sh debian pip` has installed it. Prints a line of JSON for each case.
+Then the same in Redis and Cassandra, if `bench/peers/install.sh debian cassandra pip` has installed them. Prints a line
+of JSON for each case.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from headrace.wire.table_keys import table_key
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from bench.peers.measure import PYTHON, output_of
-from bench.peers.servers import REDIS, needs, needs_all
+from bench.peers.servers import CASSANDRA, REDIS, Server, needs, needs_all
 from bench.rows import MANY, OTHER_VALUE, VALUE, Draw, key, measure
 
 TABLE = "users"
@@ -75,18 +76,19 @@ def main(
                 assert broker.pid is not None
                 for name, call, pace, items in cases:
                     measure(f"{transport}: {name}", call, seconds, pid=broker.pid, rate=pace, items=items)
-    measure_redis(rows, seconds, rate)
+    for server in (REDIS, CASSANDRA):
+        measure_peer(server, rows, seconds, rate)
 
 
-def measure_redis(rows: int, seconds: float, rate: float) -> None:
-    """Measure the same in Redis, with its append-only file, by redis-py in an environment of its own."""
-    missing = needs_all(REDIS.missing, needs(PYTHON, "pip"))()
+def measure_peer(server: Server, rows: int, seconds: float, rate: float) -> None:
+    """Measure the same in a peer, whose log is synced by the kernel, by its Python client in another environment."""
+    missing = needs_all(server.missing, needs(PYTHON, "pip"))()
     if missing:
-        print(json.dumps({"case": "redis", "not measured": missing}), flush=True)
+        print(json.dumps({"case": server.name, "not measured": missing}), flush=True)
         return
-    with REDIS.running() as running:
-        arguments = map(str, (running.ports["redis"], running.pids[0], rows, seconds, rate))
-        print(output_of([str(PYTHON), "-m", "bench.peers.clients.redis_rows", *arguments]), end="", flush=True)
+    with server.running() as running:
+        arguments = map(str, (running.ports[server.name], running.pids[0], rows, seconds, rate))
+        print(output_of([str(PYTHON), "-m", f"bench.peers.clients.{server.name}_rows", *arguments]), end="", flush=True)
 
 
 if __name__ == "__main__":

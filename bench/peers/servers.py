@@ -32,6 +32,17 @@ START_SECONDS = 300.0
 KAFKA_CLUSTER_ID = "aGVhZHJhY2UtYmVuY2gtMQ"
 FLUSS = PEERS / "fluss"
 FLUSS_ZOOKEEPER = "org.apache.fluss.shaded.zookeeper3.org.apache.zookeeper.server.ZooKeeperServerMain"
+CASSANDRA_JARS = PEERS / "cassandra"
+CASSANDRA_DAEMON = "org.apache.cassandra.service.CassandraDaemon"
+CASSANDRA_OPENS = (
+    *("base/java.io", "base/java.lang", "base/java.lang.module", "base/java.lang.reflect", "base/java.net"),
+    *("base/java.nio", "base/java.util", "base/java.util.concurrent", "base/java.util.concurrent.atomic"),
+    *("base/jdk.internal.loader", "base/jdk.internal.math", "base/jdk.internal.module", "base/jdk.internal.ref"),
+    *("base/jdk.internal.reflect", "base/jdk.internal.util.jar", "base/sun.nio.ch"),
+    *("management.rmi/javax.management.remote.rmi", "management/com.sun.jmx.remote.security"),
+    *("rmi/sun.rmi.registry", "rmi/sun.rmi.server", "sql/java.sql"),
+)
+"""Packages of Java that its own start script opens to it."""
 NATS_SERVER = PEERS / "nats-server"
 RABBITMQ = Path("/usr/lib/rabbitmq/lib")
 ACTIVEMQ = Path("/usr/share/activemq/lib")
@@ -310,10 +321,54 @@ def start_fluss(directory: Path, stack: ExitStack) -> Running:
     return Running(ports, [process.pid for process in processes], directory)
 
 
+def start_cassandra(directory: Path, stack: ExitStack) -> Running:
+    """Start one node whose commit log is synced every ten seconds, its default."""
+    ports = free_ports("cassandra", "storage")
+    folders = ("commitlog", "hints", "saved_caches", "cdc_raw")
+    settings = {
+        "cluster_name": "bench",
+        "num_tokens": 1,
+        "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
+        "data_file_directories": f"[{directory / 'data'}]",
+        **{f"{name}_directory": directory / name for name in folders},
+        "commitlog_sync": "periodic",
+        "commitlog_sync_period": "10000ms",
+        "listen_address": "127.0.0.1",
+        "rpc_address": "127.0.0.1",
+        "native_transport_port": ports["cassandra"],
+        "storage_port": ports["storage"],
+        "endpoint_snitch": "SimpleSnitch",
+        "seed_provider": "[{class_name: org.apache.cassandra.locator.SimpleSeedProvider, "
+        f"parameters: [{{seeds: '127.0.0.1:{ports['storage']}'}}]}}]",
+    }
+    (directory / "cassandra.yaml").write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+    (directory / "logback.xml").write_text('<configuration><root level="OFF"/></configuration>')
+    properties = {
+        "cassandra.config": f"file://{directory}/cassandra.yaml",
+        "cassandra.storagedir": directory,
+        "cassandra-foreground": "yes",
+        "cassandra.skip_wait_for_gossip_to_settle": 0,
+        "cassandra.ring_delay_ms": 0,
+        "logback.configurationFile": directory / "logback.xml",
+        "jdk.attach.allowAttachSelf": "true",
+    }
+    opened = [
+        option
+        for name in CASSANDRA_OPENS
+        for kind in ("opens", "exports")
+        for option in (f"--add-{kind}", f"java.{name}=ALL-UNNAMED")
+    ]
+    options = ["-Xms1g", "-Xmx1g", *opened, *(f"-D{key}={value}" for key, value in properties.items())]
+    process = spawn(["java", *options, "-cp", f"{CASSANDRA_JARS}/*", CASSANDRA_DAEMON], directory, stack)
+    wait_for_port(ports["cassandra"], process, directory)
+    return Running(ports, [process.pid], directory)
+
+
 KAFKA_3, KAFKA_4 = kafka(3), kafka(4)
 KAFKA_REPLICATED = kafka(4, brokers=3)
 RABBIT = Server("rabbitmq", needs_all(needs(RABBITMQ, "debian"), needs("epmd", "debian")), start_rabbitmq)
 NATS = Server("nats", needs(NATS_SERVER, "nats"), start_nats)
 FLUSS_SERVER = Server("fluss", needs_all(needs("java", "debian"), needs(FLUSS, "fluss")), start_fluss)
+CASSANDRA = Server("cassandra", needs_all(needs("java", "debian"), needs(CASSANDRA_JARS, "cassandra")), start_cassandra)
 REDIS = Server("redis", needs("redis-server", "debian"), start_redis)
 ACTIVE = Server("activemq", needs_all(needs("java", "debian"), needs(ACTIVEMQ, "debian")), start_activemq)
