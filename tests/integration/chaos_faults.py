@@ -100,7 +100,7 @@ class Nemesis:
         self.faults: list[Callable[[int], None]] = [
             self.kill, self.kill_two, self.restart, self.pause, self.pause_etcd, self.drain, self.records_deleted,
             self.etcd_put_back, self.etcd_restored, self.volume_put_back, self.clock_wrong_at_start, self.full_disk,
-            self.topic_made_anew,
+            self.topic_made_anew, self.data_center,
         ]  # fmt: skip
         if gates:
             self.faults += [self.cut_off, self.cut_off_during_a_pause]
@@ -161,6 +161,23 @@ class Nemesis:
         self.hold()
         for broker in reversed(brokers):
             self._cluster.restart(broker)
+
+    def data_center(self, broker_id: int) -> None:
+        """Every process of one of three data centers is killed at once; the other two take writes without it."""
+        members, place = self._cluster.etcd_members, slice(broker_id - 1, broker_id)
+        lost = [*self._cluster.brokers[place], *self._cluster.coordinators[place]]
+        lost_members = members[place] if len(members) > 1 else []
+        can_kill = self._cluster.etcd.version() >= FIRST_SAFE_VERSION_TO_KILL
+        for part in lost:
+            part.kill()
+        for member in lost_members:
+            (member.kill if can_kill else member.stop)()
+        self._wait_for_acknowledged(50)
+        self.hold()
+        for member in lost_members:
+            self._cluster.restart_etcd(member)
+        for part in lost:
+            self._cluster.restart(part)
 
     def restart(self, broker_id: int) -> None:
         broker = self._replicated.broker(broker_id)

@@ -28,6 +28,7 @@ FAULTS = os.environ.get("HEADRACE_TEST_CHAOS_FAULTS", "").split()
 """The faults that are drawn, by name; none: all."""
 FULL_SECONDS = 600.0
 """In so long every fault is done at least once."""
+PLACEMENT = {"placement": "east:1,middle:1,west:1"}
 SETTINGS = {
     # Segments are closed and an hour old soon, by a clock that is two days ahead.
     "segment_ms": 2_000,
@@ -35,6 +36,7 @@ SETTINGS = {
     # A clock that is behind takes records for those of the future.
     "timestamp_after_max_ms": 100 * 365 * 24 * HOUR_MS,
 }
+DATA_CENTERS = ("east/r1", "middle/r1", "west/r1")
 PATIENCE_SECONDS = 300.0
 """For an acknowledgement: etcd is put back and the cluster brought to its next generation meanwhile."""
 
@@ -49,7 +51,9 @@ def test_faults_at_random(
     """I1, I15, I18, I20, I21, L1: under faults in any order, acknowledged records are stored once, in order,
     and what was deleted does not.
     """
-    cluster = own_cluster(coordinators=1, etcd_members=etcd_members, broker_settings=BROKER_SETTINGS)
+    cluster = own_cluster(
+        coordinators=2, etcd_members=etcd_members, broker_settings=BROKER_SETTINGS, racks=DATA_CENTERS
+    )
     replicated = Replicated(cluster)
     with contextlib.closing(replicated), contextlib.ExitStack() as stack:
         machines = put_on_machines(cluster)
@@ -59,7 +63,9 @@ def test_faults_at_random(
         for broker_id, gate in gates.items():
             replicated.reconfigure(broker_id, etcd_endpoints=gate.address)
         spread = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
-        topic_id = replicated.create("chaos", spread, min_insync_replicas=2, durability=durability, **SETTINGS)
+        topic_id = replicated.create(
+            "chaos", spread, min_insync_replicas=2, durability=durability, **PLACEMENT, **SETTINGS
+        )
         lives = Lives(replicated)
         nemesis = Nemesis(
             replicated,
