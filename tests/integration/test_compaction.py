@@ -179,6 +179,7 @@ def test_a_new_replica_copies_the_compacted_log(cluster):
         admin.create_topic("moved", assignments=[[1, 2]], config={**COMPACT, "min_insync_replicas": 1})
         newest = put_rounds(cluster, "moved")
         compacted(cluster, "moved", newest)
+        assert 0 < max(log.compacted_offset for log in admin.describe_logs("moved")) <= KEYS * ROUNDS
         admin.reassign_partitions({TopicPartition("moved", 0): [3]})
         until(lambda: admin.describe_topic("moved").partitions[0].replicas == (3,), "it was moved")
         found = until(lambda: read(cluster, "moved"), "the new replica serves")

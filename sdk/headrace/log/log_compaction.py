@@ -146,6 +146,11 @@ class LogCompaction:
         """
         return self._ends.deletions
 
+    @property
+    def end_offset(self) -> int:
+        """Offset below which the records have been compared with each other."""
+        return self._compacted_end
+
     def settle_opened(self) -> None:
         """Adapt to the end of the log that was recovered. Raises OSError."""
         self._note(self._ends.cut(self._state.end.offset))
@@ -358,7 +363,7 @@ class LogCompaction:
             is_kept = header.end_offset > min(kept.deletions_from, part.whole_start) or at_ms > oldest_ms
             rows = np.ones(header.record_count, np.bool_) if is_kept else _undeleted(columns, header)
             if not is_kept and self._state.settings.expires_records:
-                expired_ms = _expired_ms(columns, oldest_ms)
+                expired_ms = _expiries_until(columns, oldest_ms)
                 rows &= expired_ms == 0
                 part.expired_ms = max(part.expired_ms, int(expired_ms.max(initial=0)))
             if gone is not None and gone.any():
@@ -546,10 +551,10 @@ def _first_end(columns: Columns | None, header: BatchHeader) -> int:
     return max(int(min(found)), header.append_timestamp_ms) if len(found) else -1
 
 
-def _expired_ms(columns: Columns | None, oldest_ms: int) -> Int64s:
+def _expiries_until(columns: Columns | None, end_ms: int) -> Int64s:
     """Return when each record expired, up to a time in ms since 1970; `0` for the others."""
     expires_ms = _expiries(columns)
-    return np.zeros(1, np.int64) if expires_ms is None else np.where(expires_ms <= oldest_ms, expires_ms, 0)
+    return np.zeros(1, np.int64) if expires_ms is None else np.where(expires_ms <= end_ms, expires_ms, 0)
 
 
 def _without_nulls(columns: Columns) -> tuple[BinaryColumn, Int64s]:

@@ -392,7 +392,7 @@ class DescribeLogsResponse(_message.Message):
     def __init__(self, broker_id: _Optional[int] = ..., logs: _Optional[_Iterable[_Union[LogDescription, _Mapping]]] = ..., disk_total_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
 
 class LogDescription(_message.Message):
-    __slots__ = ("name", "topic_id", "partition", "log_start_offset", "log_end_offset", "high_watermark", "flushed_offset", "size_bytes", "segments", "leader_epoch", "is_leader", "offline_reason", "is_follower", "followers", "bytes_in_per_second", "bytes_out_per_second", "requests_per_second")
+    __slots__ = ("name", "topic_id", "partition", "log_start_offset", "log_end_offset", "high_watermark", "flushed_offset", "size_bytes", "segments", "leader_epoch", "is_leader", "offline_reason", "is_follower", "followers", "bytes_in_per_second", "bytes_out_per_second", "requests_per_second", "compacted_offset")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +410,7 @@ class LogDescription(_message.Message):
     BYTES_IN_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     BYTES_OUT_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    COMPACTED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic_id: bytes
     partition: int
@@ -427,7 +428,8 @@ class LogDescription(_message.Message):
     bytes_in_per_second: float
     bytes_out_per_second: float
     requests_per_second: float
-    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., flushed_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., is_leader: bool = ..., offline_reason: _Optional[str] = ..., is_follower: bool = ..., followers: _Optional[_Iterable[_Union[FollowerDescription, _Mapping]]] = ..., bytes_in_per_second: _Optional[float] = ..., bytes_out_per_second: _Optional[float] = ..., requests_per_second: _Optional[float] = ...) -> None: ...
+    compacted_offset: int
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[bytes] = ..., partition: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., log_end_offset: _Optional[int] = ..., high_watermark: _Optional[int] = ..., flushed_offset: _Optional[int] = ..., size_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., is_leader: bool = ..., offline_reason: _Optional[str] = ..., is_follower: bool = ..., followers: _Optional[_Iterable[_Union[FollowerDescription, _Mapping]]] = ..., bytes_in_per_second: _Optional[float] = ..., bytes_out_per_second: _Optional[float] = ..., requests_per_second: _Optional[float] = ..., compacted_offset: _Optional[int] = ...) -> None: ...
 
 class DeleteUnclaimedLogsRequest(_message.Message):
     __slots__ = ("client_id", "logs", "validate_only")

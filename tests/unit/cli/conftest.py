@@ -73,6 +73,8 @@ class FakeTopics:
     unclaimed: list[bytes] = field(default_factory=list)
     # Log ends of replicas that lack records: (partition, broker id) -> offset.
     log_ends: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
+    # Offsets up to which replicas have compacted: (partition, broker id) -> offset.
+    compacted: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
     # Bytes in per second at the leader.
     loads: dict[TopicPartition, float] = field(default_factory=dict)
     # Why a broker has taken a replica offline.
@@ -271,7 +273,10 @@ class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
         )
         sizes = own, own, own, 100 * own, 1
         reason = self.held.offline.get((where, broker_id), "")
-        return LogInfo(*where, broker_id, leads, 4, 0, *sizes, reason, not leads, followers if leads else ())
+        return LogInfo(
+            *where, broker_id, leads, 4, 0, *sizes, reason, not leads, followers if leads else (),
+            compacted_offset=self.held.compacted.get((where, broker_id), 0),
+        )  # fmt: skip
 
     def describe_disks(self, *, brokers: Sequence[int] | None = None) -> list[DiskInfo]:
         return [

@@ -54,6 +54,15 @@ def test_moves_eligible_leaders_and_unclean_elections_show_where_they_are(headra
     assert json.loads(headrace("topic", "describe", "clicks", "--output", "json").out)["replication_factor"] == 3
 
 
+def test_the_highest_compacted_offset_is_shown(headrace: Any, clicks: Any) -> None:
+    """Of the replicas, which compact by themselves; without any there is no column."""
+    clicks.compacted |= {(TopicPartition("clicks", 0), 1): 3, (TopicPartition("clicks", 0), 3): 7}
+    found = partition(headrace)
+    assert found["compacted_offset"] == 7
+    assert [each["compacted_offset"] for each in found["replica_logs"]] == [3, 0, 7]
+    assert "COMPACTED" in headrace("topic", "describe", "clicks").out
+
+
 def test_every_replica_stands_in_the_wide_table(headrace: Any, clicks: Any) -> None:
     """The plain one stays one line a partition."""
     plain, wide = (headrace("topic", "describe", "clicks", "--output", each).out for each in ("table", "wide"))

@@ -58,6 +58,7 @@ def _partition_row(partition: "PartitionDescription", logs: "list[LogInfo]") -> 
         "flushed_offset": log.flushed_offset if log else None,
         "size_bytes": log.size_bytes if log else None,
         "segments": log.segments if log else None,
+        "compacted_offset": _greatest(replicas, "compacted_offset"),
         "lag_records": _greatest(replicas, "lag_records"),
         "lag_ms": _greatest(replicas, "lag_ms"),
         "replica_logs": replicas,
@@ -84,6 +85,7 @@ def _replica_row(
         "lag_records": max(0, leader.log_end_offset - end) if leader and end is not None else None,
         "lag_ms": 0 if is_leader and leader else seen.behind_ms if seen else None,
         "size_bytes": own.size_bytes if own else None,
+        "compacted_offset": own.compacted_offset if own else None,
         "phi": round(seen.phi, 2) if seen else None,
         "offline_reason": own.offline_reason or None if own else None,
     }
@@ -141,6 +143,7 @@ def _sections(
         Column("LAG MS", "lag_ms"),
         Column("BYTES", "size_bytes"),
         Column("FLUSHED", "flushed_offset", wide=True),
+        Column("COMPACTED", "compacted_offset", wide=not any(row["compacted_offset"] for row in rows)),
         Column("SEGMENTS", "segments", wide=True),
         Column("UNCLEAN", "unclean", wide=not any(row["unclean"] for row in rows)),
     )

@@ -107,6 +107,8 @@ class LogInfo:
     """On the leader: the other replicas."""
     load: ReplicaLoad = field(default=ReplicaLoad())
     """Moving averages of bytes and requests at this replica."""
+    compacted_offset: int = 0
+    """Offset below which compaction has compared the records of this replica; 0 if it has not, or in a directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,7 @@ def log_infos(response: broker_pb2.DescribeLogsResponse) -> list[LogInfo]:
                 for each in sorted(log.followers, key=lambda each: each.broker_id)
             ),
             ReplicaLoad(log.bytes_in_per_second, log.bytes_out_per_second, log.requests_per_second),
+            log.compacted_offset,
         )
         for log in response.logs
     ]

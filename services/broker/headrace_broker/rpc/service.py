@@ -354,6 +354,7 @@ def _describe(partition: Partition, failure_detector: PeerFailureDetector) -> br
         bytes_in_per_second=load.bytes_in,
         bytes_out_per_second=load.bytes_out,
         requests_per_second=load.requests,
+        compacted_offset=0 if partition_log is None else partition_log.compaction.end_offset,
     )
     if replica.leadership is not None:
         description.followers.extend(_describe_followers(partition, replica.leadership, failure_detector))
