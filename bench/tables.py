@@ -23,6 +23,8 @@ from bench.peers.servers import CASSANDRA, REDIS, Server, needs, needs_all
 from bench.rows import MANY, OTHER_VALUE, VALUE, Draw, key, measure
 
 TABLE = "users"
+ABSENT_ROWS = 10_000
+READS = "headrace_broker_table_batch_misses_total"
 
 
 def load(servers: str, rows: int) -> float:
@@ -76,6 +78,13 @@ def main(
                 assert broker.pid is not None
                 for name, call, pace, items in cases:
                     measure(f"{transport}: {name}", call, seconds, pid=broker.pid, rate=pace, items=items)
+        with headrace.Table(TABLE, bootstrap_servers=servers) as table:
+            before = broker.metrics()[READS]
+            found = table.get_many(b"none-%d" % number for number in range(ABSENT_ROWS))
+            reads = broker.metrics()[READS] - before
+        assert found == [None] * ABSENT_ROWS
+        figures = {"case": "absent rows", "answered without a read of a batch": 1 - reads / ABSENT_ROWS, "asked": 0.95}
+        print(json.dumps(figures), flush=True)
     for server in (REDIS, CASSANDRA):
         measure_peer(server, rows, seconds, rate)
 
