@@ -17,6 +17,8 @@ from headrace.client.loading.tables.errors import LoadError
 HOUR = "event_hour"
 HOUR_MS = 3_600_000
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+EMPTY_TEXT = "__EMPTY__"
+"""Directory of the empty text in Iceberg, whose files have one value each; in Parquet and Delta that is null."""
 UNTYPED = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """Columns of a topic of bytes, in the order of those of `spark_jobs.load`, and the headers."""
 METADATA = ("_partition", "_offset", "_timestamp", "_key")
@@ -101,13 +103,16 @@ def conformed(batch: Any, columns: Any) -> Any:
 class Directories:
     """Directories of rows by the values of columns. Immutable."""
 
-    def __init__(self, names: Sequence[str], columns: Any) -> None:
+    def __init__(self, names: Sequence[str], columns: Any, *, has_empty_text: bool = False) -> None:
         """`columns` are those of the files, which have the names; `event_hour` is derived from the record's time.
+
+        `has_empty_text` gives the empty text another directory than null.
 
         Raises:
             LoadError: If one does not exist, or its type is none of strings, integers, bools and dates.
         """
         self.names = tuple(names)
+        self._empty_text = EMPTY_TEXT if has_empty_text else NO_VALUE
         self.hour_of = "_timestamp" if "_timestamp" in columns.names else "timestamp"
         for name in self.names:
             if name in columns.names:
@@ -122,7 +127,7 @@ class Directories:
         codes = np.zeros(batch.num_rows, np.int64)
         texts: list[list[str]] = []
         for name in self.names:
-            found, labels = self._hours(batch) if name not in batch.schema.names else _values(batch.column(name))
+            found, labels = self._hours(batch) if name not in batch.schema.names else self._values(batch.column(name))
             codes = codes * len(labels) + found
             texts.append([f"{name}={label}" for label in labels])
         first = int(codes[0]) if len(codes) else 0
@@ -139,11 +144,10 @@ class Directories:
         labels = np.datetime_as_string(hours.astype("datetime64[h]"), "h")
         return codes, [label.replace("T", "-") for label in labels.tolist()]
 
-
-def _values(array: Any) -> tuple[Any, list[str]]:
-    encoded = pc.dictionary_encode(array, null_encoding="encode")
-    labels = [_label(value) for value in encoded.dictionary.to_pylist()]
-    return _numbers(encoded.indices, np.int32).astype(np.int64), labels
+    def _values(self, array: Any) -> tuple[Any, list[str]]:
+        encoded = pc.dictionary_encode(array, null_encoding="encode")
+        labels = [self._empty_text if value == "" else _label(value) for value in encoded.dictionary.to_pylist()]
+        return _numbers(encoded.indices, np.int32).astype(np.int64), labels
 
 
 def _numbers(array: Any, dtype: Any) -> Any:
@@ -157,7 +161,7 @@ def _indices(numbers: Any) -> Any:
 
 
 def _label(value: Any) -> str:
-    if value is None or value == "":
+    if value is None:
         return NO_VALUE
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -23,7 +23,7 @@ class LoadFormat(enum.StrEnum):
 
 
 def open_table(
-    to: str, table_format: LoadFormat, catalog: str, *, is_typed: bool
+    to: str, table_format: LoadFormat, catalog: str = "", *, is_typed: bool = False
 ) -> ParquetTable | DeltaTable | IcebergTable:
     """Return the table of a target.
 
@@ -31,7 +31,7 @@ def open_table(
         to: path of a directory, URL of an object store, or with `catalog` the table's name in it.
         table_format: format of the table.
         catalog: name of a catalog of pyiceberg; empty for the table's own.
-        is_typed: whether the topic is typed.
+        is_typed: whether the topic is typed; needed to create a table of Iceberg.
 
     Raises:
         LoadError: If a package is not installed, or the format is not possible there.

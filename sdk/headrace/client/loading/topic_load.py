@@ -113,8 +113,9 @@ class TopicLoad:
             self._check_columns()
         if self._writer is None:
             self._attempt = self._place.begin()
-            keeps = self._options.format == LoadFormat.ICEBERG
-            self._writer = RowWriter(self._attempt, self._columns, self._directories, keeps_columns=keeps)
+            self._writer = RowWriter(
+                self._attempt, self._columns, self._directories, keeps_columns=self._table.keeps_columns
+            )
         self._writer.write(self._rows(decoded))
         self.positions[decoded.source.partition] = decoded.end_offset
 
@@ -235,7 +236,9 @@ class TopicLoad:
             self._typed_columns = typed_columns_of(self._typed.current, names)
             schema = self._typed_schema = typed_schema(self._typed_columns)
         self._columns = file_columns(schema, LoadFormat(self._options.format))
-        self._directories = Directories(self._options.partition_by, self._columns)
+        self._directories = Directories(
+            self._options.partition_by, self._columns, has_empty_text=self._table.keeps_columns
+        )
 
     def _check_columns(self) -> None:
         """Check that the columns have the types that they have in the table; further ones may be new.

@@ -105,6 +105,19 @@ def test_each_load_continues_the_table(log, loaded, tmp_path, table_format):
         assert set(found["event_hour"].to_pylist()) == {"2025-11-21-10"}
 
 
+def test_iceberg_distinguishes_null_and_the_empty_text_in_directories(log, loaded, tmp_path):
+    """A file has one value of each column of the partitioning: readers skip files by it."""
+    log.admin.create_topic("texts", partitions=1, columns="page string, n int64")
+    visit(log, [{"page": page, "n": n} for n, page in enumerate([None, "", "/", "", None])], "texts")
+    loaded("texts", format="iceberg", partition_by=["page"])
+    table = IcebergTable(tmp_path / "table")._table()
+    found = {
+        condition: sorted(table.scan(row_filter=condition).to_arrow()["n"].to_pylist())
+        for condition in ("page is null", "page = ''", "page = '/'")
+    }
+    assert found == {"page is null": [0, 4], "page = ''": [1, 3], "page = '/'": [2]}
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_typed_topic_becomes_its_columns(log, loaded, tmp_path, table_format):
     """With directories by a column; a column that is added to the topic is added to the table."""

@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
 
 import pyarrow
@@ -36,6 +36,8 @@ KEPT_HOURS = 168
 
 class DeltaTable:
     """Delta table. Writing requires the table's lock, reading does not."""
+
+    keeps_columns: ClassVar[bool] = False
 
     def __init__(self, root: Path | str) -> None:
         """`root` is a directory, or the URL of an object store."""

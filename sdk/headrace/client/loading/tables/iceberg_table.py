@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 
@@ -46,6 +46,8 @@ IO = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
 
 class IcebergTable:
     """Iceberg table. Writing requires the table's lock if it is in a directory, reading does not."""
+
+    keeps_columns: ClassVar[bool] = True
 
     def __init__(self, where: Path | str, catalog: str = "", *, hour_of: str = "timestamp") -> None:
         """Open a catalog.

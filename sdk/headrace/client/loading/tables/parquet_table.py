@@ -30,7 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 from pyarrow import parquet
@@ -50,6 +50,8 @@ KEPT_SECONDS = 86_400.0
 
 class ParquetTable:
     """Parquet table. Writing requires the table's lock, reading does not."""
+
+    keeps_columns: ClassVar[bool] = False
 
     def __init__(self, root: Path) -> None:
         self.root = root

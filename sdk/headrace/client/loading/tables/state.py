@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pyarrow
 
@@ -89,6 +89,8 @@ class StoredTable(Protocol):
     """Table that a job writes, with its lock held."""
 
     root: Path
+    keeps_columns: ClassVar[bool]
+    """Whether files have the columns of the directories, too."""
 
     @property
     def place(self) -> TablePlace:
