@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.tables.attempts import begin, table_lock
 from headrace.client.loading.tables.state import Source
 from rich.console import Console
@@ -33,7 +34,7 @@ from spark_jobs.command import (
     show,
     usage_error,
 )
-from spark_jobs.load import HOUR, Load, LoadSummary, TableFormat, load_topic, open_table, show_load
+from spark_jobs.load import HOUR, Load, LoadSummary, load_topic, show_load
 from spark_jobs.log_files import LogFileError, new_parts
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import Answer, answer_of, show_answer, table_frame
@@ -106,9 +107,9 @@ def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: Pro
     from pyspark.sql import functions
 
     started = time.monotonic()
-    summary = LoadSummary(", ".join(map(str, paths)), str(root), TableFormat.PARQUET.value)
+    summary = LoadSummary(", ".join(map(str, paths)), str(root), LoadFormat.PARQUET.value)
     with table_lock(root):
-        table = open_table(root, TableFormat.PARQUET)
+        table = open_table(str(root), LoadFormat.PARQUET)
         table.recover()
         before = table.state()
         before.check_source(FILES)
@@ -144,7 +145,7 @@ def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: Pro
 def describe(spark: SparkSession, root: Path, loaded: LoadSummary, top: int, session_gap_ms: int) -> AccessSummary:
     """Return reports over the whole table: hits, errors, bytes, pages, sessions."""
     summary = AccessSummary(asdict(loaded))
-    frame = table_frame(spark, open_table(root, TableFormat(loaded.format)))
+    frame = table_frame(spark, open_table(str(root), LoadFormat(loaded.format)))
     if frame is None:
         return summary
     frame.createOrReplaceTempView("lines")
@@ -219,7 +220,7 @@ def access_log(
             if file:
                 loaded = load_files(spark, file, root, progress)
             else:
-                wanted = Load(topic, root, bootstrap_servers, TableFormat.PARQUET, "at", parsed_topic, PARTITION_BY)
+                wanted = Load(topic, root, bootstrap_servers, LoadFormat.PARQUET, "at", parsed_topic, PARTITION_BY)
                 loaded = load_topic(spark, wanted, progress)
             progress.step("asking the table")
             with progress.following(spark):

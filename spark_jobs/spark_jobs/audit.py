@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import headrace
 import rich.table
 import typer
+from headrace.client.loading.formats import LoadFormat, open_table
 from rich.console import Console
 
 from spark_jobs.audit_verdict import (
@@ -53,7 +54,6 @@ from spark_jobs.command import (
     show,
     usage_error,
 )
-from spark_jobs.load import TableFormat, open_table
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import table_frame
 from spark_jobs.session import spark_session
@@ -83,7 +83,7 @@ class Audit:
     """Topics to audit; empty means all topics with claims."""
     table: Path | None = None
     """Table in which to count instead of the topic; then `topics` is the topic of the table."""
-    table_format: TableFormat = TableFormat.PARQUET
+    table_format: LoadFormat = LoadFormat.PARQUET
     identity: str = ""
     late_after_ms: int = 60_000
     grace_ms: int = 60_000
@@ -165,7 +165,7 @@ def _records(spark: SparkSession, wanted: Audit, topic: str) -> DataFrame:
     """Return the columns needed for counting: partition, offset, timestamp, and those of the identity."""
     if wanted.table is None:
         return read_topic(spark, wanted.bootstrap_servers, topic)
-    table = open_table(wanted.table, wanted.table_format)
+    table = open_table(str(wanted.table), wanted.table_format)
     source = table.state().source
     if source is None or source.name != topic:
         raise JobError(f"{wanted.table} holds {source or 'nothing'}, not {topic}; name its topic by --topic")
@@ -286,7 +286,7 @@ def audit(
         Path | None,
         typer.Option(file_okay=False, exists=True, help="Count the records of this table instead of the topic."),
     ] = None,
-    table_format: Annotated[TableFormat, typer.Option("--format", help="Format of that table.")] = TableFormat.PARQUET,
+    table_format: Annotated[LoadFormat, typer.Option("--format", help="Format of that table.")] = LoadFormat.PARQUET,
     identity: Annotated[
         str,
         typer.Option(

@@ -7,7 +7,6 @@ that exist at its start, in commits of at most `--commit-records`. The rows of a
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import headrace
 import typer
+from headrace.client.loading.columns import EMPTY_TEXT
+from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.load_plan import Plan, TruncatedError, plan_load
 from headrace.client.loading.tables.attempts import Attempt, begin, table_lock
-from headrace.client.loading.tables.delta_table import DeltaTable
-from headrace.client.loading.tables.parquet_table import ParquetTable
 from headrace.client.loading.tables.state import Source, StoredTable, TableState
-from pyarrow import parquet
 from rich.console import Console
 
 from spark_jobs.batch_spans import commit_span
@@ -48,13 +46,9 @@ if TYPE_CHECKING:
 
 HOUR = "event_hour"
 COMMIT_RECORDS = 20_000_000
-
-
-class TableFormat(enum.StrEnum):
-    """Format of a table."""
-
-    PARQUET = "parquet"
-    DELTA = "delta"
+_COPY = "__directory_of_"
+"""Beginning of the name of a column by which Spark makes directories, in a table whose files keep the column."""
+_COPIED_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "boolean", "date"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,7 @@ class Load:
     topic: str
     table: Path
     bootstrap_servers: str
-    format: TableFormat = TableFormat.PARQUET
+    format: LoadFormat = LoadFormat.PARQUET
     event_time: str = ""
     """SQL expression of a row's event time; empty for the time of the record."""
     columns: Callable[[DataFrame], DataFrame] | None = None
@@ -99,11 +93,6 @@ class LoadSummary:
     answers: list[dict[str, Any]] = field(default_factory=list)
 
 
-def open_table(root: Path, table_format: TableFormat) -> StoredTable:
-    """Return the table in a directory."""
-    return DeltaTable(root) if table_format is TableFormat.DELTA else ParquetTable(root)
-
-
 def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> LoadSummary:
     """Load the records of the topic that are not in the table.
 
@@ -118,13 +107,13 @@ def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> Loa
         headrace.Admin(bootstrap_servers=wanted.bootstrap_servers, client_id="load") as admin,
         table_lock(wanted.table),
     ):
-        table = open_table(wanted.table, wanted.format)
+        typed = is_typed(wanted.bootstrap_servers, wanted.topic)
+        table = open_table(str(wanted.table), wanted.format, is_typed=typed)
         table.recover()
         source = _source_of(admin, wanted.topic)
         state = table.state()
         state.check_source(source)
         state.check_partitioning(wanted.partition_by)
-        typed = is_typed(wanted.bootstrap_servers, wanted.topic)
         plan = _plan(admin, wanted, state)
         summary.lost = sum(loss.earliest - loss.wanted for loss in plan.losses)
         while plan.records:
@@ -154,10 +143,10 @@ def _load_commit(
     ends: Mapping[int, int],
 ) -> TableState:
     """Load a range of offsets and commit it."""
-    frame = _rows(read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends, typed=typed), wanted)
+    records = read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends, typed=typed)
     attempt = begin(table.root)
     try:
-        frame.write.partitionBy(*wanted.partition_by).parquet(str(attempt.data))
+        _write(_rows(records, wanted), records, wanted, table, attempt.data)
         expected = sum(ends.values()) - sum(starts.values())
         written = sum(file.rows for file in attempt.files())
         if written != expected and not (wanted.accept_loss and written < expected):
@@ -166,21 +155,24 @@ def _load_commit(
         if _source_of(admin, wanted.topic) != source:
             raise JobError(f"the topic {wanted.topic} was deleted and created again meanwhile; nothing was committed")
         positions = {str(partition): end for partition, end in ends.items()}
-        _check_columns(attempt, table)
+        _check_columns(attempt, table, source, wanted.partition_by)
         return table.commit(attempt, source, positions, wanted.partition_by)
     except BaseException:
         table.recover()
         raise
 
 
-def _check_columns(attempt: Attempt, table: StoredTable) -> None:
-    """Check that the columns of the rows have the types that they have in the table; further ones may be new.
+def _check_columns(attempt: Attempt, table: StoredTable, source: Source, partition_by: tuple[str, ...]) -> None:
+    """Create the table if that must be done before a commit; check that the columns of the rows have the types that
+    they have in it. Further ones may be new.
 
     Raises:
         JobError: If one has another type, for example because the topic's column was widened.
     """
     if files := attempt.files():
-        found = table.conflicts(parquet.read_schema(attempt.data / files[0].staged))
+        columns = attempt.columns(files[0]).remove_metadata()
+        table.prepare(columns, source, partition_by)
+        found = table.conflicts(columns)
         if found:
             raise JobError(f"{'; '.join(found)}: cast it by --select, or load into another directory")
 
@@ -194,7 +186,7 @@ def _rows(records: DataFrame, wanted: Load) -> DataFrame:
     from pyspark.sql import functions
 
     frame = records if wanted.columns is None else wanted.columns(records)
-    if HOUR in wanted.partition_by:
+    if HOUR in wanted.partition_by and (wanted.event_time or HOUR not in frame.columns):
         event_time = functions.expr(wanted.event_time or names_of(records)["timestamp"])
         frame = frame.withColumn(HOUR, functions.date_format(event_time, "yyyy-MM-dd-HH"))
     for name in wanted.partition_by:
@@ -203,6 +195,32 @@ def _rows(records: DataFrame, wanted: Load) -> DataFrame:
     if len(frame.columns) == len(wanted.partition_by):
         raise JobError("--partition-by has every column of the table; one at least must be in its files")
     return frame
+
+
+def _write(rows: DataFrame, records: DataFrame, wanted: Load, table: StoredTable, data: Path) -> None:
+    """Write the rows to files in directories by the columns of the partitioning.
+
+    Spark takes these columns out of the files. In a table whose files keep them the directories are made by copies, but
+    not by one of the hour of the record's time, which the table derives itself.
+
+    Raises:
+        JobError: If files of such a table cannot have one value of a column each.
+    """
+    from pyspark.sql import functions
+
+    is_derived = not wanted.event_time and wanted.columns is None and HOUR not in records.columns
+    copied = [name for name in wanted.partition_by if table.keeps_columns and not (is_derived and name == HOUR)]
+    for name in copied:
+        kind = rows.schema[name].dataType.simpleString()
+        if kind not in _COPIED_TYPES:
+            raise JobError(f"--partition-by {name}: it is {kind}; name a string, an integer, a bool or a date")
+        column = functions.col(f"`{name}`")
+        text = functions.when(column == "", EMPTY_TEXT).otherwise(column) if kind == "string" else column
+        rows = rows.withColumn(_COPY + name, text)
+    directories = [_COPY + name if name in copied else name for name in wanted.partition_by]
+    rows.write.partitionBy(*directories).parquet(str(data))
+    for path in sorted(data.rglob(f"{_COPY}*"), reverse=True):  # The innermost first.
+        path.rename(path.with_name(path.name.removeprefix(_COPY)))
 
 
 def _plan(admin: headrace.Admin, wanted: Load, state: TableState) -> Plan:
@@ -261,7 +279,7 @@ def load(
     topic: Annotated[str, typer.Option(help="The topic.")],
     table: TableDirectory,
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
-    table_format: Annotated[TableFormat, typer.Option("--format", help="Format of the table.")] = TableFormat.PARQUET,
+    table_format: Annotated[LoadFormat, typer.Option("--format", help="Format of the table.")] = LoadFormat.PARQUET,
     event_time: EventTime = "",
     partition_by: Annotated[
         list[str] | None,
@@ -318,7 +336,7 @@ def load(
             summary = load_topic(spark, wanted, progress)
             if query:
                 progress.step("asking the table")
-                answers = ask(spark, open_table(wanted.table, wanted.format), query)
+                answers = ask(spark, open_table(str(wanted.table), wanted.format), query)
                 summary.answers = [answer.as_json() for answer in answers]
     document = asdict(summary)
     show(document, as_json, lambda console: show_load(document, console))

@@ -32,11 +32,12 @@ class Answer:
 def table_frame(spark: SparkSession, table: StoredTable) -> DataFrame | None:
     """Return the committed rows of a table, or `None` if there are no files yet.
 
-    Later files may have more columns than earlier ones.
+    Later files may have more columns than earlier ones. Columns of the directories are read from there only if files do
+    not have them.
     """
     files = [str(path) for path in table.data_files()]
-    reader = spark.read.option("basePath", str(table.root)).option("mergeSchema", "true")
-    return reader.parquet(*files) if files else None
+    place = {"recursiveFileLookup": "true"} if table.keeps_columns else {"basePath": str(table.root)}
+    return spark.read.options(**place, mergeSchema="true").parquet(*files) if files else None
 
 
 def ask(spark: SparkSession, table: StoredTable, queries: list[str]) -> list[Answer]:

@@ -17,12 +17,15 @@ from pathlib import Path
 import headrace
 import pyarrow.parquet
 import pytest
+from headrace.client.loading.formats import LoadFormat, open_table
+from headrace.client.loading.tables.attempts import Attempt
 from headrace.client.loading.tables.errors import LoadError, OtherSourceError
+from headrace.client.loading.tables.iceberg_table import IcebergTable
 from headrace.client.loading.tables.state import StoredTable
 from spark_jobs.access_log import describe, load_files, parsed_topic
 from spark_jobs.audit import Audit, run_audit, summary_of
 from spark_jobs.command import JobError, explain
-from spark_jobs.load import Load, TableFormat, load_topic, open_table
+from spark_jobs.load import Load, load_topic
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
 from spark_jobs.session import LOCAL_JAVA_OPTIONS, prepared
@@ -88,7 +91,7 @@ def expected(count: int) -> list[tuple[str, int, int, bytes]]:
     ]
 
 
-@pytest.mark.parametrize("table_format", list(TableFormat))
+@pytest.mark.parametrize("table_format", list(LoadFormat))
 def test_a_topic_becomes_a_table_record_by_record(jobs, servers, topic, tmp_path, table_format):
     """By event hour; several commits, a second run, a run without anything new; position and lag are true."""
     wanted = Load(topic, tmp_path / "table", servers, table_format, commit_records=100)
@@ -100,15 +103,16 @@ def test_a_topic_becomes_a_table_record_by_record(jobs, servers, topic, tmp_path
     third = load_topic(jobs, wanted, QUIET)
     assert (second.rows, second.commits, second.table_rows) == (60, 1, 270)
     assert (third.rows, third.commits, third.table_rows, third.lag) == (0, 0, 270, 0)
-    table = open_table(wanted.table, table_format)
+    table = open_table(str(wanted.table), table_format)
     assert rows_of(table) == expected(90)
     assert dict(table.state().positions) == {"0": 90, "1": 90, "2": 90}
     assert third.table_bytes == sum(path.stat().st_size for path in table.data_files())
-    (answer,) = ask(jobs, table, ["SELECT event_hour, count(*) FROM records GROUP BY 1 ORDER BY 1"])
+    hour = "date_format(timestamp, 'yyyy-MM-dd-HH')" if table_format is LoadFormat.ICEBERG else "event_hour"
+    (answer,) = ask(jobs, table, [f"SELECT {hour}, count(*) FROM records GROUP BY 1 ORDER BY 1"])
     assert answer.rows == [["2023-11-15-12", 180], ["2023-11-15-13", 90]]
 
 
-@pytest.mark.parametrize("table_format", list(TableFormat))
+@pytest.mark.parametrize("table_format", list(LoadFormat))
 def test_loads_with_and_without_spark_continue_each_other(jobs, servers, topic, tmp_path, table_format):
     """One table: the same columns, directories, positions; Spark reads all of it, also what was compacted."""
     wanted = Load(topic, tmp_path / "table", servers, table_format)
@@ -123,7 +127,7 @@ def test_loads_with_and_without_spark_continue_each_other(jobs, servers, topic, 
     after = load_topic(jobs, wanted, QUIET)
     assert (after.rows, after.table_rows, after.lag) == (12, 90, 0)
     assert after.table_files < 16
-    table = open_table(wanted.table, table_format)
+    table = open_table(str(wanted.table), table_format)
     assert rows_of(table) == expected(30)
     sql = "SELECT count(*), count(DISTINCT partition, offset), min(timestamp), max(string(value)) FROM records"
     (answer,) = ask(jobs, table, [sql])
@@ -149,7 +153,7 @@ def test_records_removed_by_retention_are_reported_and_not_skipped(jobs, servers
     assert (summary.rows, summary.lost, summary.lag) == (26, 4, 0)
     gone = [(1, number) for number in range(10, 14)]
     left = [row for row in expected(20) if row[1:3] not in gone]
-    assert rows_of(open_table(wanted.table, TableFormat.PARQUET)) == left
+    assert rows_of(open_table(str(wanted.table), LoadFormat.PARQUET)) == left
 
 
 def test_a_topic_that_was_created_again_is_another_one(jobs, servers, topic, tmp_path):
@@ -162,7 +166,7 @@ def test_a_topic_that_was_created_again_is_another_one(jobs, servers, topic, tmp
         admin.create_topic(topic, partitions=3, replication_factor=1)
     with pytest.raises(OtherSourceError):
         load_topic(jobs, wanted, QUIET)
-    assert rows_of(open_table(wanted.table, TableFormat.PARQUET)) == expected(5)
+    assert rows_of(open_table(str(wanted.table), LoadFormat.PARQUET)) == expected(5)
 
 
 def test_rows_that_do_not_come_stop_a_commit(jobs, servers, topic, tmp_path, monkeypatch):
@@ -175,7 +179,7 @@ def test_rows_that_do_not_come_stop_a_commit(jobs, servers, topic, tmp_path, mon
     monkeypatch.setattr("spark_jobs.load.read_topic", lacking_one)
     with pytest.raises(JobError, match="Spark read 29 records where offsets say 30"):
         load_topic(jobs, Load(topic, tmp_path / "table", servers), QUIET)
-    table = open_table(tmp_path / "table", TableFormat.PARQUET)
+    table = open_table(str(tmp_path / "table"), LoadFormat.PARQUET)
     assert (table.state().version, rows_of(table)) == (0, [])
     assert list(table.root.glob("_headrace/attempts/*")) == []
 
@@ -225,10 +229,10 @@ def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, top
     assert slow_load.poll() is None, said.read_text()
     slow_load.send_signal(stop)
     assert ended(slow_load, said) == code, said.read_text()
-    assert rows_of(open_table(table, TableFormat.PARQUET)) == []
+    assert rows_of(open_table(str(table), LoadFormat.PARQUET)) == []
     summary = load_topic(jobs, Load(topic, table, servers), QUIET)
     assert (summary.rows, summary.lag) == (210, 0)
-    assert rows_of(open_table(table, TableFormat.PARQUET)) == expected(70)
+    assert rows_of(open_table(str(table), LoadFormat.PARQUET)) == expected(70)
     assert list(table.glob("_headrace/attempts/*")) == []
 
 
@@ -267,7 +271,7 @@ def test_spark_submit_runs_a_job(servers, topic, tmp_path, without_java):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["rows"] == 9
-    assert rows_of(open_table(tmp_path / "table", TableFormat.PARQUET)) == expected(3)
+    assert rows_of(open_table(str(tmp_path / "table"), LoadFormat.PARQUET)) == expected(3)
 
 
 # Audit.
@@ -477,7 +481,7 @@ def send_rows(servers, topic, numbers, more=None, **settings) -> None:
             producer.send(topic, row, partition=number % 2, timestamp_ms=NOON_MS)
 
 
-@pytest.mark.parametrize("table_format", list(TableFormat))
+@pytest.mark.parametrize("table_format", list(LoadFormat))
 def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic, tmp_path, table_format):
     """In directories by a column, in commits; a column that the topic gets later is null in older rows; a type that
     is another one, and other directories, are refused before anything is committed."""
@@ -489,7 +493,7 @@ def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic
         admin.alter_config(typed_topic, {"columns": COLUMNS + ", country string"})
     send_rows(servers, typed_topic, range(100, 110), {"country": "AT"})
     assert load_topic(jobs, wanted, QUIET).table_rows == 110
-    table = open_table(wanted.table, table_format)
+    table = open_table(str(wanted.table), table_format)
     assert {path.parent.name for path in table.data_files()} == {"page=%2F0", "page=%2F1"}
     query = "SELECT page, count(*), count(country), sum(price), max(_offset) FROM records GROUP BY 1 ORDER BY 1"
     (answer,) = ask(jobs, table, [query])
@@ -498,11 +502,15 @@ def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic
         ["/1", 55, 5, Decimal(sum(range(1, 110, 2))) / 4],
     ]
     assert [row[4] for row in answer.rows] == [54, 54]
-    if table_format is TableFormat.DELTA:
+    if table_format is LoadFormat.DELTA:
         from deltalake import DeltaTable
 
         read = DeltaTable(str(wanted.table)).to_pyarrow_table()
         assert (read.num_rows, read.column("country").null_count) == (110, 100)
+    if table_format is LoadFormat.ICEBERG:
+        read = scanned(table)
+        assert (read.num_rows, read.column("country").null_count) == (110, 100)
+        assert set(scanned(table, "page = '/1'")["_offset"].to_pylist()) == set(range(55))
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.alter_config(typed_topic, {"columns": COLUMNS.replace("int32", "int64") + ", country string"})
     send_rows(servers, typed_topic, range(110, 112))
@@ -514,6 +522,84 @@ def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic
         load_topic(jobs, replace(wanted, partition_by=("pages",), table=tmp_path / "other"), QUIET)
     cast = replace(wanted, columns=lambda frame: frame.withColumn("user", frame["user"].cast("int")))
     assert load_topic(jobs, cast, QUIET).table_rows == 112
+
+
+def scanned(table, condition="true"):
+    """Rows of a table by pyiceberg, which skips files by their partition."""
+    from pyiceberg.expressions import AlwaysTrue
+
+    return table._table().scan(row_filter=AlwaysTrue() if condition == "true" else condition).to_arrow()
+
+
+def test_iceberg_by_columns_of_every_type_and_by_the_hour_of_an_expression(jobs, servers, topic_name, tmp_path):
+    """Null and the empty text are two partitions. With --event-time the hour is a column, in every run."""
+    columns = "page string, n int64, ok bool, day date, at timestamp[us, UTC], price double"
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name, partitions=1, replication_factor=1, columns=columns)
+    hours = [datetime(2026, 1, 2, hour, tzinfo=UTC) for hour in (3, 4)]
+    rows = [
+        {"page": page, "n": n % 2 or None, "ok": n > 1, "day": at.date(), "at": at, "price": 0.5}
+        for n, (page, at) in enumerate((page, at) for page in (None, "", "/a=b", "é") for at in hours)
+    ]
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        for row in rows:
+            producer.send(topic_name, row)
+    names = ("page", "n", "ok", "day")
+    wanted = Load(topic_name, tmp_path / "table", servers, LoadFormat.ICEBERG, partition_by=names)
+    assert load_topic(jobs, wanted, QUIET).rows == 8
+    table = open_table(str(wanted.table), LoadFormat.ICEBERG)
+    conditions = {"page is null": 2, "page = ''": 2, "page = 'é'": 2, "n is null": 4, "ok = true": 6}
+    assert {each: scanned(table, each).num_rows for each in conditions} == conditions
+    (answer,) = ask(
+        jobs, table, ["SELECT count(*), count(page), count(n), sum(n) FROM records WHERE day > '2026-01-01'"]
+    )
+    assert answer.rows == [[8, 6, 4, 4]]
+    with pytest.raises(JobError, match="--partition-by price: it is double"):
+        load_topic(jobs, replace(wanted, table=tmp_path / "other", partition_by=("price",)), QUIET)
+
+    by_hour = Load(topic_name, tmp_path / "hours", servers, LoadFormat.ICEBERG, event_time="at", commit_records=5)
+    assert load_topic(jobs, by_hour, QUIET).commits == 2
+    table = open_table(str(by_hour.table), LoadFormat.ICEBERG)
+    assert scanned(table, "event_hour = '2026-01-02-03'").num_rows == 4
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        producer.send(topic_name, rows[0])
+    with pytest.raises(JobError, match="event_hour is the hour of the record's time now, and a column in the table"):
+        load_topic(jobs, replace(by_hour, event_time=""), QUIET)
+    assert load_topic(jobs, by_hour, QUIET).table_rows == 9
+
+
+class Killed(BaseException):
+    """Represents SIGKILL."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(Attempt, "columns"), (IcebergTable, "prepare"), (Attempt, "publish"), (IcebergTable, "_commit")],
+)
+def test_a_load_into_iceberg_may_be_killed_after_each_step(jobs, servers, topic, tmp_path, owner, method):
+    """After the files are written, the table is created, the files are in their places, the snapshot is committed: rows
+    and positions of the table agree, and the next run leaves neither gap nor duplicate nor remains."""
+    send(servers, topic, 20)
+    wanted = Load(topic, tmp_path / "table", servers, LoadFormat.ICEBERG)
+
+    def killed(*arguments, **options):
+        original(*arguments, **options)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        original = getattr(owner, method)
+        patched.setattr(owner, method, killed)
+        patched.setattr(IcebergTable, "recover", lambda _: None)
+        with pytest.raises(Killed):
+            load_topic(jobs, wanted, QUIET)
+    assert list(wanted.table.glob("_headrace/attempts/*"))
+    table = open_table(str(wanted.table), LoadFormat.ICEBERG, is_typed=False)
+    held = 60 if method == "_commit" else 0
+    assert (sum(table.state().positions.values()), len(rows_of(table))) == (held, held)
+    assert load_topic(jobs, wanted, QUIET).table_rows == 60
+    assert rows_of(table) == expected(20)
+    assert list(wanted.table.glob("_headrace/attempts/*")) == []
+    assert len(list(wanted.table.rglob("*.parquet"))) == len(table.data_files())
 
 
 @pytest.mark.slow
@@ -532,11 +618,13 @@ def test_a_typed_topic_by_event_hour(jobs, servers, typed_topic, tmp_path):
     wanted = Load(typed_topic, tmp_path / "table", servers, event_time="at")
     load_topic(jobs, wanted, QUIET)
     query = "SELECT event_hour, count(*) FROM records GROUP BY 1 ORDER BY 1"
-    (answer,) = ask(jobs, open_table(wanted.table, wanted.format), [query])
+    (answer,) = ask(jobs, open_table(str(wanted.table), wanted.format), [query])
     assert answer.rows == [["2023-11-15-12", 2], ["2023-11-15-13", 2], ["2023-11-15-14", 1]]
     now = Load(typed_topic, tmp_path / "now", servers)
     assert load_topic(jobs, now, QUIET).rows == 5
-    assert {path.parent.name for path in open_table(now.table, now.format).data_files()} == {"event_hour=2023-11-15-12"}
+    assert {path.parent.name for path in open_table(str(now.table), now.format).data_files()} == {
+        "event_hour=2023-11-15-12"
+    }
 
 
 @pytest.mark.slow
@@ -603,7 +691,7 @@ def test_an_access_log_from_a_topic(jobs, servers, topic, tmp_path):
     with headrace.Producer(bootstrap_servers=servers) as producer:
         producer.send_many(topic, lines(range(30)).splitlines())
     parts = ("quality", "event_hour")
-    wanted = Load(topic, tmp_path / "table", servers, TableFormat.PARQUET, "at", parsed_topic, parts)
+    wanted = Load(topic, tmp_path / "table", servers, LoadFormat.PARQUET, "at", parsed_topic, parts)
     loaded = load_topic(jobs, wanted, QUIET)
     assert (loaded.rows, load_topic(jobs, wanted, QUIET).rows) == (31, 0)
     summary = describe(jobs, wanted.table, loaded, 3, 60_000 * 30)

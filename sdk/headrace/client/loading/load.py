@@ -78,8 +78,8 @@ def load(
 
     Rows and positions are committed together: if the process is killed, the next load continues without a gap or a
     duplicate. A typed topic's table has its columns and `_partition`, `_offset`, `_timestamp`, `_key`; that of another
-    topic has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `headers`. Tables of Parquet and of Delta are
-    those of `spark_jobs.load`, which can continue them.
+    topic has `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `headers`. Tables in directories are those of
+    `spark_jobs.load`, which can continue them.
 
     Args:
         topics: names of topics.

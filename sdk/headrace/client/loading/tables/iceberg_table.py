@@ -33,6 +33,7 @@ POSITIONS = "headrace.positions"
 LOCAL_NAME = "headrace.records"
 """Name of the table in the catalog of its own directory."""
 HOUR = "event_hour"
+_HOUR_OF = {True: "a column", False: "the hour of the record's time"}
 KEPT_SNAPSHOTS = timedelta(hours=1)
 """Age at which snapshots expire at a compaction: each commit writes the list of all."""
 PROPERTIES = {
@@ -210,6 +211,8 @@ class IcebergTable:
             return []
         known = {field.name: str(field.field_type) for field in table.schema().fields}
         found = []
+        if (HOUR in known) != (HOUR in columns.names) and any(field.name == HOUR for field in table.spec().fields):
+            found.append(f"{HOUR} is {_HOUR_OF[HOUR in columns.names]} now, and {_HOUR_OF[HOUR in known]} in the table")
         for column in columns.remove_metadata():
             if column.name not in known:
                 continue
