@@ -129,6 +129,19 @@ def test_joins_read_what_their_conditions_leave(cluster):
         assert part < whole / 5, query
 
 
+def test_a_topic_that_is_named_twice_is_read_as_far_as_both_uses_need_it(cluster):
+    """Between the lowest and the highest bound of all uses."""
+    (_, whole) = fetched(cluster, "select count(user), max(ts), max(page) from clicks")
+    first, last = (DAY + dt.timedelta(seconds=number) for number in (19_700, 19_899))
+    query = (
+        "select count(*), max(b.ts) from clicks a join clicks b on a.ts = b.ts + interval 100 seconds "
+        f"where a.ts between timestamptz '{first}' and timestamptz '{last}' and b.ts >= timestamptz '{first}'"
+    )
+    (rows, part) = fetched(cluster, query)
+    assert rows == [(100, last - dt.timedelta(seconds=100))]
+    assert part < whole / 5
+
+
 def test_what_is_not_named_is_read_where_it_is_needed(sql):
     """A row by the name of its table, a column by its place, and columns with other names."""
     assert sql("select (u).name from users u where u.user = 7") == [("n7",)]

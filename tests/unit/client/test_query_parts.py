@@ -115,9 +115,9 @@ X3 = {("t", "x", "low", 3)}
         ("select 1 from u where k in (select k from t where x > 3)", X3),
         ("select 1 from u where exists (select 1 from t where t.k = u.k and u.y > 3)", set()),
         ("select 1 from (select * from t) where x > 3", set()),
-        ("select 1 from t join t b on true where t.x > 3", set()),
-        ("with recursive r as (select 0 n union all select 1 from r, t where t.x > 3) select 1 from r", set()),
-        ("with c as not materialized (select * from t where x > 3) select 1 from c a, c b", set()),
+        ("select 1 from t join t b on true where t.x > 3", X3),
+        ("with recursive r as (select 0 n union all select 1 from r, t where t.x > 3) select 1 from r", X3),
+        ("with c as not materialized (select * from t where x > 3) select 1 from c a, c b", X3),
         ("select 1 from t where s.x > 3", set()),
         ("select 1 from t a where t.x > 3", set()),
         ("with c as (select -x as x from t) select 1 from c where x > 3", set()),
@@ -127,11 +127,20 @@ X3 = {("t", "x", "low", 3)}
     ],
 )
 def test_bounds_of_joins_and_subqueries(connection, query, bounds):
-    """Each is of a table that is read once, all rows of which need to fulfil it."""
-    found = query_parts(connection, query).bounds
+    """Each is of a use of a table, all rows of which need to fulfil it."""
+    parts = query_parts(connection, query)
     assert {
-        (each.table, each.column, each.end, value_of(connection, each.expression, "INT")) for each in found
+        (parts.reads[each.read], each.column, each.end, value_of(connection, each.expression, "INT"))
+        for each in parts.bounds
     } == bounds
+
+
+def test_each_use_of_a_table_has_its_bounds(connection):
+    """One without any leaves nothing out."""
+    parts = query_parts(connection, "select 1 from t a, t b, u where a.x > 3 and b.x < 7 union select 1 from t")
+    found = [[(each.column, each.end) for each in bounds] for bounds in parts.bounds_of("t")]
+    assert found == [[("x", "low")], [("x", "high")], []]
+    assert parts.bounds_of("u") == [[]]
 
 
 def test_what_is_no_query(connection):

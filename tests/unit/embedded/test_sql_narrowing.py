@@ -65,6 +65,16 @@ def whole():
         "select * from (unpivot (select user, page from visits) on user)",
         "select count(*) from (from visits pivot (max(user) for page in ('a', 'b') group by place))",
         "from visits select user where user > 4",
+        # Several uses of the topic.
+        "select a.user, b.user from visits a, visits b where a.user > 4 and b.user < 2",
+        "select a.user, b.user from visits a, visits b where a.user > 4 and b.user > 5",
+        "select user from visits where user > 5 union all select user from visits where user < 1",
+        "select user from visits where user > 5 union all select user from visits where page = 'a'",
+        "select user from visits where user > 5 union all select user from visits",
+        "select a.user from visits a left join visits b on a.user = b.user and b.user > 5 where b.user is null",
+        "select user from visits where user > 3 and user in (select user + 1 from visits where user < 4)",
+        "with v as not materialized (select * from visits where user > 4) select a.user from v a, v b",
+        "with recursive r as (select 5 n union all select user from visits, r where user > n and user > 4) from r",
     ],
 )
 def test_results_are_those_of_the_whole_topic(log, whole, query):
@@ -83,3 +93,25 @@ def test_results_are_those_of_the_whole_topic(log, whole, query):
 
     expected = result(whole.execute(query).fetchall)
     assert result(of_headrace) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("select a.user, b.user from visits a, visits b where a._offset > 5 and b._offset < 1", [(6, 0)]),
+        (
+            "select a.user, b.user from visits a, visits b where a._offset = 3 and b._offset between 4 and 5",
+            [(3, 4), (3, 5)],
+        ),
+        ("select user from visits where _offset > 5 union all select user from visits where page = 'a'", [(0,), (6,)]),
+        (
+            "select user from visits where _offset > 5 union all select user from visits where _timestamp > now()",
+            [(6,)],
+        ),
+        ("select user from visits where _offset < 1 union all select user from visits where _offset > 5", [(0,), (6,)]),
+    ],
+)
+def test_offsets_of_several_uses_of_a_topic(log, query, expected):
+    """What is read begins and ends where the uses of the topic all allow it."""
+    with log.sql(query) as found:
+        assert sorted(found) == expected

@@ -39,9 +39,10 @@ Comparison = tuple[list[str], str, Any]
 class Bound:
     """Bound of a column: the value of an expression without columns, included."""
 
-    table: str
-    """Table that has the column if its name is not qualified in the query, and another table may have it."""
+    read: int
+    """Place in the query, among its uses of tables, of the one whose rows need to fulfil it."""
     column: str
+    """Its name; if that is not qualified in the query, another table may have it."""
     end: str
     """`low` or `high`."""
     expression: Any
@@ -54,12 +55,18 @@ class QueryParts:
 
     tables: Counter[str]
     """How often each table is read; more than once if it may be."""
+    reads: tuple[str, ...]
+    """Table of each use."""
     names: frozenset[str]
     """Every name that may be a column of any table: also those of tables and aliases, which narrow less."""
     whole: frozenset[str] = frozenset()
     """Tables of which all columns are read, for `*` and the like."""
     bounds: tuple[Bound, ...] = ()
-    """Bounds of the tables that are read once."""
+
+    def bounds_of(self, table: str) -> list[list[Bound]]:
+        """Return the bounds of each use of a table. A row that fulfils those of no use is not needed."""
+        uses = [number for number, each in enumerate(self.reads) if each == table]
+        return [[bound for bound in self.bounds if bound.read == number] for number in uses]
 
     def columns_of(self, table: str) -> frozenset[str] | None:
         """Return names among which are all columns that are read of a table; `None` if all are."""
@@ -88,7 +95,8 @@ def query_parts(connection: Any, query: str) -> QueryParts:
     tables = Counter(each["table_name"] for each in reads)
     repeated = {each.get("table_name") for entry in entries if _is_repeated(entry["value"]) for each in _nodes(entry)}
     tables.update(name for name in tables if name in repeated)
-    return QueryParts(tables, _names(node), _whole_tables(node, reads), tuple(_bounds(node, tables)))
+    uses = tuple(each["table_name"] for each in reads)
+    return QueryParts(tables, uses, _names(node), _whole_tables(node, reads), tuple(_bounds(node, reads)))
 
 
 def value_of(connection: Any, expression: Any, type_name: str) -> Any:
@@ -159,22 +167,23 @@ def _is_named(read: Node, name: str | None) -> bool:
 # --- bounds ---
 
 
-def _bounds(node: Any, tables: Counter[str]) -> Iterator[Bound]:
+def _bounds(node: Any, reads: Sequence[Node]) -> Iterator[Bound]:
     """Yield the bounds in conditions that all rows fulfil which a SELECT takes of its tables.
 
     They are the WHERE clause, whatever the kinds of joins, since a comparison refuses the nulls of an outer join's row
     without a partner; and the condition of a join for the sides whose rows need a partner.
     """
+    numbers = {id(read): number for number, read in enumerate(reads)}
     for select in _nodes(node):
         if select.get("type") != "SELECT_NODE" or select.get("sample"):
             continue
         source = select.get("from_table") or {}
-        for condition, reads in [(select.get("where_clause"), _reads_of(source)), *_join_conditions(source)]:
-            once = [read for read in reads if tables[read["table_name"]] == 1]
+        for condition, needed in [(select.get("where_clause"), _reads_of(source)), *_join_conditions(source)]:
+            of_topics = [read for read in needed if id(read) in numbers]
             for names, end, expression in _comparisons(condition):
-                for read in once:
+                for read in of_topics:
                     if len(names) == 1 or (len(names) == 2 and _is_named(read, names[0])):
-                        yield Bound(read["table_name"], names[-1], end, expression)
+                        yield Bound(numbers[id(read)], names[-1], end, expression)
 
 
 def _reads_of(source: Node) -> list[Node]:

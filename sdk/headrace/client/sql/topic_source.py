@@ -1,6 +1,6 @@
 """Topic as a table of a query: a stream of Arrow batches, of the columns and within the bounds that the query needs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +24,8 @@ COUNTED_ROWS = 1 << 17
 _UNTYPED = SCHEMA.names
 _WITHOUT_ORDER = {"float", "double"}
 """Types of which SQL compares NaN in another way than Arrow: ranges of theirs are left to DuckDB."""
+Range = tuple[Any, Any]
+"""Lowest and highest value of a column, included; `None` for no end."""
 
 
 class TopicSource:
@@ -37,51 +39,54 @@ class TopicSource:
         self._columns = columns
         self._settings = dict(settings)
         self._names: list[str] | None = None
-        self._where: dict[str, tuple[Any, Any]] = {}
-        offset, timestamp = ("_offset", "_timestamp") if columns is not None else ("offset", "timestamp")
+        self._offset, self._timestamp = ("_offset", "_timestamp") if columns is not None else ("offset", "timestamp")
         own = _UNTYPED if columns is None else [*(column.name for column in columns.current), *METADATA_COLUMNS]
         mentioned = parts.columns_of(topic)
         if mentioned is not None:
             self._names = _mentioned(own, mentioned)
-        for bound in parts.bounds:
-            if bound.table != topic:
-                continue
-            if bound.column in {offset, timestamp}:
-                self._narrow(connection, bound, is_offset=bound.column == offset)
-            elif columns is not None:
-                self._add_range(connection, bound, columns)
+        self._where = _union([self._ranges(connection, bounds) for bounds in parts.bounds_of(topic)])
+        offsets, times = (self._where.pop(name, (None, None)) for name in (self._offset, self._timestamp))
+        if offsets[1] is not None:
+            self._settings.setdefault("end", max(0, offsets[1] + 1))
+        if offsets[0] is not None:
+            self._settings.setdefault("start", max(0, offsets[0]))
+        elif times[0] is not None:
+            self._settings.setdefault("start", times[0])
 
-    def _narrow(self, connection: Any, bound: Bound, *, is_offset: bool) -> None:
-        """Begin or end the reading at an offset, or begin it at a time."""
-        try:
-            value = value_of(connection, bound.expression, "BIGINT" if is_offset else "TIMESTAMP WITH TIME ZONE")
-        except Exception:
-            return
-        if is_offset and bound.end == "high" and isinstance(value, int) and "end" not in self._settings:
-            self._settings["end"] = max(0, value + 1)
-        elif (
-            bound.end == "low"
-            and "start" not in self._settings
-            and (isinstance(value, datetime) or (is_offset and isinstance(value, int)))
-        ):
-            self._settings["start"] = max(0, value) if isinstance(value, int) else value
+    def _ranges(self, connection: Any, bounds: Iterable[Bound]) -> dict[str, Range]:
+        """Return the range of each column that fulfils the bounds of one use."""
+        ranges: dict[str, Range] = {}
+        for bound in bounds:
+            value = self._value(connection, bound)
+            if value is None:
+                continue  # No row compares with null, as DuckDB finds.
+            low, high = ranges.get(bound.column, (None, None))
+            if bound.end == "low":
+                low = value if low is None else max(low, value)
+            else:
+                high = value if high is None else min(high, value)
+            ranges[bound.column] = low, high
+        return ranges
 
-    def _add_range(self, connection: Any, bound: Bound, columns: TopicColumns) -> None:
-        column = next((each for each in columns.current if each.name == bound.column), None)
-        if column is None or column.type.name in _WITHOUT_ORDER or column.type.children:
-            return
+    def _value(self, connection: Any, bound: Bound) -> Any:
+        """Return the value of a bound; `None` if it does not narrow what is read."""
+        type_name = ""
+        if bound.column == self._offset:
+            type_name = "BIGINT"
+        elif bound.column == self._timestamp:
+            # Times need not ascend, so that only a lower bound narrows.
+            type_name = "TIMESTAMP WITH TIME ZONE" if bound.end == "low" else ""
+        elif self._columns is not None:
+            column = next((each for each in self._columns.current if each.name == bound.column), None)
+            if column is not None and column.type.name not in _WITHOUT_ORDER and not column.type.children:
+                type_name = _type_name(connection, self._columns, bound.column)
+        if not type_name:
+            return None
         try:
-            value = value_of(connection, bound.expression, _type_name(connection, columns, bound.column))
+            value = value_of(connection, bound.expression, type_name)
         except Exception:
-            return
-        if value is None:
-            return  # No row compares with null, as DuckDB finds.
-        low, high = self._where.get(column.name, (None, None))
-        if bound.end == "low":
-            low = value if low is None else max(low, value)
-        else:
-            high = value if high is None else min(high, value)
-        self._where[column.name] = low, high
+            return None
+        return value if bound.column != self._timestamp or isinstance(value, datetime) else None
 
     def view(self, source: str) -> str:
         """Return the query of the topic's columns over the stream, which has this name."""
@@ -137,6 +142,19 @@ def _mentioned(own: Iterable[str], mentioned: frozenset[str]) -> list[str]:
     if not _NEEDS_VALUES.isdisjoint(lowered):
         lowered.add("value")
     return [name for name in own if name.lower() in lowered]
+
+
+def _union(uses: Sequence[Mapping[str, Range]]) -> dict[str, Range]:
+    """Return the range of each column outside which no use needs a row."""
+    found: dict[str, Range] = {}
+    for name in uses[0]:
+        ends = [each.get(name, (None, None)) for each in uses]
+        lows, highs = [low for low, _ in ends], [high for _, high in ends]
+        low = None if any(each is None for each in lows) else min(lows)
+        high = None if any(each is None for each in highs) else max(highs)
+        if low is not None or high is not None:
+            found[name] = low, high
+    return found
 
 
 def _has_every_offset(topic: str, settings: Mapping[str, Any]) -> bool:
