@@ -115,3 +115,23 @@ def test_offsets_of_several_uses_of_a_topic(log, query, expected):
     """What is read begins and ends where the uses of the topic all allow it."""
     with log.sql(query) as found:
         assert sorted(found) == expected
+
+
+def test_all_columns_and_those_of_headrace(log):
+    """A star has the columns of headrace that the query names."""
+    with log.sql("select * from visits where _offset >= 5 order by user") as found:
+        assert found.columns == ["page", "user", "place", "_offset"]
+        assert [row[-1] for row in found] == [5, 6]
+    with log.sql("select v.page, v._offset from visits v, visits w where v._offset = 6 and w.user = 0") as found:
+        assert list(found) == [("c", 6)]
+    with log.sql("select v.* exclude (_offset), v._offset + 1 from visits v where user = 2") as found:
+        assert list(found) == [("b", 2, {"user": -2, "city": "x"}, 3)]
+
+
+@pytest.mark.parametrize(
+    "query", ["select usr from visits", "select _offset, usr from visits v", "select count(*) + usr from visits"]
+)
+def test_an_unknown_column_is_refused_with_similar_ones(log, query):
+    """Among all columns of the topic, not only those that the query names."""
+    with pytest.raises(headrace.InvalidRequestError, match=r'"usr" not found.*\n?.*"user"'):
+        log.sql(query)

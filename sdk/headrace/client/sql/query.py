@@ -51,6 +51,7 @@ class SqlResult:
         parts = query_parts(self._connection, query)
         bounds = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
         self._sources: list[Any] = []
+        views = {}
         for number, (topic, times) in enumerate(parts.tables.items()):
             try:
                 columns = _columns_of(topic, settings)
@@ -66,7 +67,16 @@ class SqlResult:
                 self._connection.execute(f"create temp table {name}_rows as from {name}")
                 name = f"{name}_rows"
             self._connection.execute(f"create temp view {quoted} as {source.view(name)}")
-        return self._connection.sql(query)
+            views[quoted] = source
+        try:
+            return self._connection.sql(query)
+        except self._error:
+            for number, (quoted, source) in enumerate(views.items()):  # The error then names similar columns.
+                name = f"headrace_all_{number}"
+                self._connection.register(name, source.show_all_columns())
+                self._connection.execute(f"create or replace temp view {quoted} as {source.view(name)}")
+            self._connection.sql(query)
+            raise
 
     @property
     def columns(self) -> list[str]:

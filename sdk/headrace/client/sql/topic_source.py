@@ -44,6 +44,8 @@ class TopicSource:
         mentioned = parts.columns_of(topic)
         if mentioned is not None:
             self._names = _mentioned(own, mentioned)
+        elif columns is not None and (hidden := _mentioned(METADATA_COLUMNS, parts.names)):
+            self._names = [*(column.name for column in columns.current), *hidden]
         self._where = _union([self._ranges(connection, bounds) for bounds in parts.bounds_of(topic)])
         offsets, times = (self._where.pop(name, (None, None)) for name in (self._offset, self._timestamp))
         if offsets[1] is not None:
@@ -93,15 +95,20 @@ class TopicSource:
         has_values = self._columns is None and (self._names is None or "value" in self._names)
         return f"select *{_OF_VALUES if has_values else ''} from {source}"
 
+    def show_all_columns(self) -> Any:
+        """Let `view` have all columns, also those that the query does not name; return a table of them without rows."""
+        self._names = None
+        if self._columns is None:
+            return _untyped_schema(None).empty_table()
+        return typed_schema([*self._columns.current, *METADATA_COLUMNS]).empty_table()
+
     def reader(self) -> Any:
         """Return a `pyarrow.RecordBatchReader`, which reads the topic while it is read."""
         if self._names == []:
             schema = pa.schema([pa.field("headrace_row", pa.int32())])
             return pa.RecordBatchReader.from_batches(schema, self._rows(schema))
         if self._columns is None:
-            schema = SCHEMA.set(0, pa.field("topic", pa.string()))
-            if self._names is not None:
-                schema = pa.schema([schema.field(name) for name in self._names])
+            schema = _untyped_schema(self._names)
             return pa.RecordBatchReader.from_batches(schema, self._untyped(schema))
         schema = typed_schema(typed_columns_of(self._columns.current, self._names))
         return pa.RecordBatchReader.from_batches(schema, self._typed(schema))
@@ -134,6 +141,11 @@ class TopicSource:
             for batch in reader.batches():
                 for decoded in batch.decoded_batches:
                     yield typed_batch_of(decoded, columns, schema)
+
+
+def _untyped_schema(names: Sequence[str] | None) -> Any:
+    schema = SCHEMA.set(0, pa.field("topic", pa.string()))
+    return schema if names is None else pa.schema([schema.field(name) for name in names])
 
 
 def _mentioned(own: Iterable[str], mentioned: frozenset[str]) -> list[str]:
