@@ -29,6 +29,11 @@ _OF_PYTHON = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _WITH_DEFAULT = frozenset(_SIMPLE.values())
 _MAX_REFERENCES = 100
 _NULL = {"type": "null"}
+_BRANCHES = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
+ANNOTATIONS = frozenset({
+    "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "format",
+})  # fmt: skip
+"""Attributes of a schema that refuse no value."""
 
 
 def has_columns(contents: Any) -> bool:
@@ -47,7 +52,7 @@ def columns_of_json_schema(contents: Any, resolver: Any) -> TopicColumns:
         InvalidConfigError: If it is not one of objects, or a property is no column; the message has the property and
             the reason.
     """
-    reader = _Reader()
+    reader = SchemaReader()
     root, resolver, _ = reader.resolved("", contents, resolver)
     properties = root.get("properties")
     if not isinstance(properties, dict) or not properties:
@@ -66,11 +71,13 @@ def columns_of_json_schema(contents: Any, resolver: Any) -> TopicColumns:
     return parse_columns(str(TopicColumns(tuple(found))))  # Which checks names and defaults.
 
 
-class _Reader:
+class SchemaReader:
     """Reads one schema."""
 
     def __init__(self) -> None:
         self._references = 0
+        self.is_exact = True
+        """Whether `resolved` has left out nothing that a value must fulfil."""
 
     def resolved(self, path: str, schema: Any, resolver: Any) -> tuple[Mapping[str, Any], Any, bool]:
         """Return a schema without references and null, its resolver, and whether it had null.
@@ -82,6 +89,8 @@ class _Reader:
         while True:
             if not isinstance(schema, dict):
                 raise _refused(path, "may be anything, and a column has one type")
+            if not _BRANCHES.isdisjoint(schema):
+                self.is_exact = self.is_exact and set(schema) - ANNOTATIONS in ({"$ref"}, {"anyOf"})
             if "$ref" in schema:
                 self._references += 1
                 if self._references > _MAX_REFERENCES:
@@ -101,7 +110,7 @@ class _Reader:
     def type_of(self, path: str, schema: Any, resolver: Any) -> tuple[ColumnType, bool]:
         """Return the type of a property, and whether it may be null."""
         parts, resolver, is_nullable = self.resolved(path, schema, resolver)
-        kinds = _types_of(parts)
+        kinds = types_of(parts)
         rest = [kind for kind in kinds if kind != "null"]
         if len(rest) != 1:
             names = " or ".join(map(str, rest)) or "null" if kinds else "anything"
@@ -125,7 +134,7 @@ class _Reader:
         raise _refused(path, f"is an {kind} that does not say of what, which no column can be")
 
 
-def _types_of(parts: Mapping[str, Any]) -> list[str]:
+def types_of(parts: Mapping[str, Any]) -> list[str]:
     """Return the types of values, with `null`; empty if they may be of any."""
     stated = parts.get("type")
     if stated is not None:

@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.serializers import SerializerCodec
 from headrace.client.schemas.json_columns import columns_of_json_schema, has_columns
 from headrace.client.schemas.registry import RegisteredSchema
 from headrace.client.schemas.table_schema import TableSchema
+from headrace.wire.decoded import BinaryColumn
+from headrace.wire.errors import HeadraceError
 from headrace.wire.typed.json_values import row_of_json
 from headrace.wire.typed.topic_columns import TopicColumns
+
+if TYPE_CHECKING:
+    from headrace.client.schemas.json_arrays import JsonArrays
 
 
 class JsonTables:
@@ -39,21 +44,62 @@ class JsonTables:
         schema = self._schema.of_values(values)
         if schema is None or not has_columns(json.loads(schema.text)):
             return None
-        return JsonRows(self._codec, self._columns(schema))
+        return JsonRows(self._codec, self, schema, self._columns(schema))
 
     def _columns(self, schema: RegisteredSchema) -> TopicColumns:
+        return columns_of_json_schema(*self.resolved(schema))
+
+    def resolved(self, schema: RegisteredSchema) -> tuple[Any, Any]:
+        """Return the contents of a schema, and the resolver of its references."""
         contents = json.loads(schema.text)
         registry = registry_of(self._schema.registry.dependencies(schema))
-        return columns_of_json_schema(contents, registry.resolver_with_root(resource_of(contents)))
+        return contents, registry.resolver_with_root(resource_of(contents))
+
+    def written(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema with an id; raise as `TableSchema.by_id`."""
+        return self._schema.by_id(schema_id)
 
 
 class JsonRows:
-    """Makes rows of the values of one table."""
+    """Makes arrays or rows of the values of one table."""
 
-    def __init__(self, codec: SerializerCodec, columns: TopicColumns) -> None:
+    def __init__(
+        self, codec: SerializerCodec, tables: JsonTables, schema: RegisteredSchema, columns: TopicColumns
+    ) -> None:
         self._codec = codec
+        self._tables = tables
+        self._schema = schema
+        self._arrays: JsonArrays | None = None
+        self._is_by_row = False
+        """Whether values must be decoded one by one."""
         self.columns = columns
         """Columns of the table."""
+
+    def arrays(self, values: BinaryColumn, columns: TopicColumns) -> list[Any] | None:
+        """Return an array for each of some columns, null where a value is null.
+
+        `None` if the rows must be made one by one, which says what is wrong if a value is.
+        """
+        from headrace.client.schemas.avro_cursor import NotDecodedError
+        from headrace.client.schemas.json_arrays import JsonArrays
+
+        try:
+            if self._arrays is None and not self._is_by_row:
+                self._is_by_row = True
+                self._arrays = JsonArrays(*self._tables.resolved(self._schema))
+                self._is_by_row = False
+            if self._arrays is None:
+                return None
+            return self._arrays.arrays(values, columns, self._check_id)
+        except (NotDecodedError, HeadraceError):
+            return None
+
+    def _check_id(self, schema_id: int) -> None:
+        from headrace.client.schemas.avro_cursor import NotDecodedError
+
+        written = self._tables.written(schema_id)
+        if self._schema.schema_id not in (0, written.schema_id):  # Such values are checked against their writer's.
+            raise NotDecodedError
 
     def row(self, data: bytes) -> dict[str, Any]:
         """Return the row of a value.
