@@ -17,9 +17,9 @@ import headrace
 import typer
 from headrace.client.loading.columns import EMPTY_TEXT
 from headrace.client.loading.formats import LoadFormat, open_table
-from headrace.client.loading.load_plan import Plan, TruncatedError, plan_load
 from headrace.client.loading.tables.attempts import Attempt, begin, table_lock
 from headrace.client.loading.tables.state import Source, StoredTable, TableState
+from headrace.client.loading.topic_log import TopicLog
 from rich.console import Console
 
 from spark_jobs.batch_spans import commit_span
@@ -39,7 +39,7 @@ from spark_jobs.command import (
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import VIEW, ask, show_answer
 from spark_jobs.session import spark_session
-from spark_jobs.topic_frame import check_topics, is_typed, names_of, read_topic
+from spark_jobs.topic_frame import check_topics, names_of, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,9 +97,9 @@ def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> Loa
     """Load the records of the topic that are not in the table.
 
     Raises:
-        JobError: If records were deleted before they were loaded, the table is ahead of the log, or Spark read another
-            number of records.
-        LoadError: If the table has another source, is in use, or the commit fails.
+        JobError: If Spark read another number of records, or the table cannot have their columns.
+        LoadError: If records were removed before they were loaded, the table is ahead of the log, has another source or
+            is in use, or the commit fails.
     """
     started = time.monotonic()
     summary = LoadSummary(wanted.topic, str(wanted.table), wanted.format.value)
@@ -107,38 +107,38 @@ def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> Loa
         headrace.Admin(bootstrap_servers=wanted.bootstrap_servers, client_id="load") as admin,
         table_lock(wanted.table),
     ):
-        typed = is_typed(wanted.bootstrap_servers, wanted.topic)
+        log = TopicLog(admin, wanted.topic)
+        typed = bool(log.columns())
         table = open_table(str(wanted.table), wanted.format, is_typed=typed)
         table.recover()
-        source = _source_of(admin, wanted.topic)
         state = table.state()
-        state.check_source(source)
+        state.check_source(log.source)
         state.check_partitioning(wanted.partition_by)
-        plan = _plan(admin, wanted, state)
+        positions = {int(partition): at for partition, at in state.positions.items()}
+        plan = log.plan(positions, accept_data_loss=wanted.accept_loss)
         summary.lost = sum(loss.earliest - loss.wanted for loss in plan.losses)
         while plan.records:
             ends = plan.first(wanted.commit_records)
             records = sum(ends.values()) - sum(plan.starts.values())
             progress.step(f"loading {records:,} of {plan.records:,} records")
             with progress.following(spark), commit_span(wanted.topic, records):
-                after = _load_commit(spark, admin, wanted, typed, table, source, plan.starts, ends)
+                after = _load_commit(spark, log, wanted, typed, table, plan.starts, ends)
             summary.commits += 1
             summary.rows += after.rows - state.rows
             summary.bytes += after.bytes - state.bytes
             summary.files += after.files - state.files
             plan, state = plan.after(ends), after
-        _describe(summary, state, _ends(admin, wanted.topic, "latest"))
+        _describe(summary, state, log.offsets("latest"))
     summary.seconds = round(time.monotonic() - started, 3)
     return summary
 
 
 def _load_commit(
     spark: SparkSession,
-    admin: headrace.Admin,
+    log: TopicLog,
     wanted: Load,
     typed: bool,
     table: StoredTable,
-    source: Source,
     starts: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> TableState:
@@ -151,12 +151,10 @@ def _load_commit(
         written = sum(file.rows for file in attempt.files())
         if written != expected and not (wanted.accept_loss and written < expected):
             raise JobError(f"Spark read {written:,} records where offsets say {expected:,}; nothing was committed")
-        # The offsets of a recreated topic would be mistaken for those of this one.
-        if _source_of(admin, wanted.topic) != source:
-            raise JobError(f"the topic {wanted.topic} was deleted and created again meanwhile; nothing was committed")
+        log.check_source()
         positions = {str(partition): end for partition, end in ends.items()}
-        _check_columns(attempt, table, source, wanted.partition_by)
-        return table.commit(attempt, source, positions, wanted.partition_by)
+        _check_columns(attempt, table, log.source, wanted.partition_by)
+        return table.commit(attempt, log.source, positions, wanted.partition_by)
     except BaseException:
         table.recover()
         raise
@@ -221,29 +219,6 @@ def _write(rows: DataFrame, records: DataFrame, wanted: Load, table: StoredTable
     rows.write.partitionBy(*directories).parquet(str(data))
     for path in sorted(data.rglob(f"{_COPY}*"), reverse=True):  # The innermost first.
         path.rename(path.with_name(path.name.removeprefix(_COPY)))
-
-
-def _plan(admin: headrace.Admin, wanted: Load, state: TableState) -> Plan:
-    positions = {int(partition): at for partition, at in state.positions.items()}
-    latest = _ends(admin, wanted.topic, "latest")
-    try:
-        plan = plan_load(positions, _ends(admin, wanted.topic, "earliest"), latest)
-    except TruncatedError as error:
-        raise JobError(str(error)) from None
-    if plan.losses and not wanted.accept_loss:
-        raise JobError(
-            f"records of {wanted.topic} were removed before they were loaded: {'; '.join(map(str, plan.losses))}. "
-            "Run with --accept-data-loss to continue from where the log begins"
-        )
-    return plan
-
-
-def _source_of(admin: headrace.Admin, topic: str) -> Source:
-    return Source("topic", topic, admin.describe_topic(topic).topic_id.hex())
-
-
-def _ends(admin: headrace.Admin, topic: str, at: str) -> dict[int, int]:
-    return {where.partition: found.offset for where, found in admin.list_offsets(topic, at).items()}
 
 
 def _describe(summary: LoadSummary, state: TableState, latest: Mapping[int, int]) -> None:

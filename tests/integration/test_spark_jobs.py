@@ -145,7 +145,7 @@ def test_records_removed_by_retention_are_reported_and_not_skipped(jobs, servers
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.delete_records(topic, {1: 14})
     with pytest.raises(
-        JobError, match="partition 1 begins at offset 14 and the table ends at 10: 4 records were deleted"
+        LoadError, match="partition 1 begins at offset 14 and the table ends at 10: 4 records were deleted"
     ):
         load_topic(jobs, wanted, QUIET)
     accepting = Load(topic, tmp_path / "table", servers, accept_loss=True)

@@ -134,7 +134,7 @@ def load(
         )
         stack.callback(consumer.close)
         loading = _Loading(consumer, loads, options, progress)
-        loading.run(None if follow else _ends(admin, topics, until), stop or threading.Event())
+        loading.run(None if follow else _ends(loads, until), stop or threading.Event())
         summaries = [each.finish() for each in loads]
     for summary in summaries:
         summary.seconds = round(time.monotonic() - started, 3)
@@ -186,7 +186,7 @@ class _Loading:
         self._looked_at = time.monotonic()
         wanted = {}
         for topic, each in self._loads.items():
-            if set(each.offsets("latest")) != set(each.positions):
+            if set(each.log.offsets("latest")) != set(each.positions):
                 each.starts()
             places = {TopicPartition(topic, number): at for number, at in each.positions.items()}
             wanted.update({tp: at for tp, at in places.items() if ends is None or tp in ends})
@@ -238,20 +238,16 @@ def _target(to: str, topic: str, options: LoadOptions, topics: int) -> str:
     return f"{to}.{topic}" if options.catalog else f"{to.rstrip('/')}/{topic}"
 
 
-def _offsets(admin: Admin, topic: str, at: str | datetime) -> dict[int, int]:
-    return {where.partition: found.offset for where, found in admin.list_offsets(topic, at).items()}
-
-
-def _ends(admin: Admin, topics: Sequence[str], until: int | datetime | None) -> dict[TopicPartition, int]:
+def _ends(loads: Sequence[TopicLoad], until: int | datetime | None) -> dict[TopicPartition, int]:
     ends = {}
-    for topic in topics:
-        latest = _offsets(admin, topic, "latest")
+    for each in loads:
+        latest = each.log.offsets("latest")
         if isinstance(until, datetime):
-            before = _offsets(admin, topic, until)
+            before = each.log.offsets(until)
             latest = {number: min(end, before[number]) for number, end in latest.items()}
         elif until is not None:
             latest = {number: min(end, until) for number, end in latest.items()}
-        ends.update({TopicPartition(topic, number): end for number, end in latest.items()})
+        ends.update({TopicPartition(each.topic, number): end for number, end in latest.items()})
     return ends
 
 

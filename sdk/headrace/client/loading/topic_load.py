@@ -12,12 +12,12 @@ from headrace.client.base.arrow_tables import batch_of, typed_batch_of, typed_co
 from headrace.client.base.records import DecodedBatch
 from headrace.client.loading.columns import METADATA, UNTYPED, Directories, file_columns, untyped_columns
 from headrace.client.loading.formats import LoadFormat, open_table
-from headrace.client.loading.load_plan import TruncatedError, plan_load
 from headrace.client.loading.progress import LoadedTopic, LoadProgress, PartitionProgress
 from headrace.client.loading.row_writer import RowWriter
 from headrace.client.loading.tables.errors import LoadError
 from headrace.client.loading.tables.places import AnyAttempt, discard
-from headrace.client.loading.tables.state import Source, TableState
+from headrace.client.loading.tables.state import TableState
+from headrace.client.loading.topic_log import TopicLog
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
@@ -48,17 +48,17 @@ class TopicLoad:
         self._attempt: AnyAttempt | None = None
         self._writer: RowWriter | None = None
         self._new_files = COMPACTION_FILES
-        self._source = self._source_now()
-        self._columns_text = self._columns_now()
+        self.log = TopicLog(admin, topic)
+        self._columns_text = self.log.columns()
         self._table = open_table(to, LoadFormat(options.format), options.catalog, is_typed=bool(self._columns_text))
         self._set_columns()
-        self._table.prepare(self._columns, self._source, options.partition_by)
+        self._table.prepare(self._columns, self.log.source, options.partition_by)
         self._place = self._table.place
         stack.enter_context(self._place.lock())
         stack.callback(self.abandon)
         self._table.recover()
         self._state = self._table.state()
-        self._state.check_source(self._source)
+        self._state.check_source(self.log.source)
         self._state.check_partitioning(options.partition_by)
         self._check_columns()
 
@@ -71,15 +71,7 @@ class TopicLoad:
             LoadError: If records were removed before they were loaded, or the log ends before the table's position.
         """
         known = {int(partition): offset for partition, offset in self._state.positions.items()}
-        try:
-            plan = plan_load({**known, **self.positions}, self.offsets("earliest"), self.offsets("latest"))
-        except TruncatedError as error:
-            raise LoadError(str(error)) from None
-        if plan.losses and not self._options.accept_data_loss:
-            raise LoadError(
-                f"records of {self.topic} were removed before they were loaded: {'; '.join(map(str, plan.losses))}. "
-                "Run it with --accept-data-loss to continue from where the log begins"
-            )
+        plan = self.log.plan({**known, **self.positions}, accept_data_loss=self._options.accept_data_loss)
         self.summary.lost += sum(loss.earliest - loss.wanted for loss in plan.losses)
         self.positions = dict(plan.starts)
         return self.positions
@@ -106,7 +98,7 @@ class TopicLoad:
             return
         typed = decoded.columns.typed  # Has the columns of the producer, which may be newer than the reader's.
         if typed is not None and _newest_id(typed.columns) > self._newest_id:
-            self._columns_text = self._columns_now()
+            self._columns_text = self.log.columns()
             self._set_columns()
             if self._writer is not None:
                 self._commit(self._positions_before(decoded))
@@ -147,17 +139,12 @@ class TopicLoad:
             self._attempt = self._place.begin()
         if self._writer is not None:
             self._writer.close()
-        # The offsets of a recreated topic would be mistaken for those of this one.
-        if self._source_now() != self._source:
-            raise LoadError(
-                f"the topic {self.topic} was deleted and created again meanwhile; nothing was committed. "
-                "Load it into another table"
-            )
+        self.log.check_source()
         attempt, self._attempt, self._writer = self._attempt, None, None
         try:
             named = {str(partition): offset for partition, offset in positions.items()}
             partition_by = self._options.partition_by
-            self._state = after = self._table.commit(attempt, self._source, named, partition_by, after=before)
+            self._state = after = self._table.commit(attempt, self.log.source, named, partition_by, after=before)
         except BaseException:
             # Whether it is committed is in the table: nothing else may decide what is removed.
             self._table.recover()
@@ -197,7 +184,7 @@ class TopicLoad:
 
     def progress(self, rows: int = 0, files: int = 0, seconds: float = 0.0) -> LoadProgress:
         """Return how far each partition is behind its log, with the figures of a commit."""
-        starts, ends = self.offsets("earliest"), self.offsets("latest")
+        starts, ends = self.log.offsets("earliest"), self.log.offsets("latest")
         positions = {
             number: self._state.positions.get(str(number), at) for number, at in sorted(self.positions.items())
         }
@@ -213,17 +200,7 @@ class TopicLoad:
             found.append(PartitionProgress(number, position, lag, lag_ms))
         return LoadProgress(self.topic, rows, files, seconds, tuple(found))
 
-    def offsets(self, at: str) -> dict[int, int]:
-        """Return the `earliest` or the `latest` offset of each partition."""
-        return {where.partition: found.offset for where, found in self._admin.list_offsets(self.topic, at).items()}
-
-    # --- the topic's identity and columns ---
-
-    def _source_now(self) -> Source:
-        return Source("topic", self.topic, self._admin.describe_topic(self.topic).topic_id.hex())
-
-    def _columns_now(self) -> str:
-        return self._admin.describe_config(self.topic)["columns"].value or ""
+    # --- columns ---
 
     def _set_columns(self) -> None:
         names: Sequence[str] = UNTYPED

@@ -1,0 +1,66 @@
+"""Topic of a load, with or without Spark: its identity, its offsets, and which of them are loaded next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from headrace.client.loading.load_plan import Plan, TruncatedError, plan_load
+from headrace.client.loading.tables.errors import LoadError
+from headrace.client.loading.tables.state import Source
+
+if TYPE_CHECKING:
+    from headrace.client.admin.admin import Admin
+
+
+class TopicLog:
+    """Log of one topic, which may be deleted and created again. For one thread."""
+
+    def __init__(self, admin: Admin, topic: str) -> None:
+        """Raise `UnknownTopicError` if the topic does not exist."""
+        self._admin = admin
+        self.topic = topic
+        self.source = self._source_now()
+        """The topic as the source of a table."""
+
+    def _source_now(self) -> Source:
+        return Source("topic", self.topic, self._admin.describe_topic(self.topic).topic_id.hex())
+
+    def check_source(self) -> None:
+        """Check that the topic is still `source`: offsets of another one would be mistaken for those of this one.
+
+        Raises:
+            LoadError: If it is not.
+        """
+        if self._source_now() != self.source:
+            raise LoadError(
+                f"the topic {self.topic} was deleted and created again meanwhile; nothing was committed. "
+                "Load it into another table"
+            )
+
+    def columns(self) -> str:
+        """Return the text of the columns; empty if the topic is not typed."""
+        return self._admin.describe_config(self.topic)["columns"].value or ""
+
+    def offsets(self, at: str | datetime) -> dict[int, int]:
+        """Return the `earliest` or `latest` offset, or that of a time, by partition."""
+        return {where.partition: found.offset for where, found in self._admin.list_offsets(self.topic, at).items()}
+
+    def plan(self, positions: Mapping[int, int], *, accept_data_loss: bool) -> Plan:
+        """Return the offsets to load after `positions`, those of a table.
+
+        Raises:
+            LoadError: If records were removed before they were loaded, or the log ends before the table's position.
+        """
+        latest = self.offsets("latest")
+        try:
+            plan = plan_load(positions, self.offsets("earliest"), latest)
+        except TruncatedError as error:
+            raise LoadError(str(error)) from None
+        if plan.losses and not accept_data_loss:
+            raise LoadError(
+                f"records of {self.topic} were removed before they were loaded: {'; '.join(map(str, plan.losses))}. "
+                "Run it with --accept-data-loss to continue from where the log begins"
+            )
+        return plan
