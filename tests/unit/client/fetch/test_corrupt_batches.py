@@ -14,12 +14,14 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import execute
 from headrace.metrics import ClientCollector
 from headrace.wire import compression
-from headrace.wire.batch import Codec
+from headrace.wire.batch import HEADER_BYTES, Codec, read_header
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidTimestampError, UnsupportedCodecError
+from headrace.wire.typed.payload import read_directory
 
 from tests.fakes.groups import fake_groups
 from tests.security.poison import MIB, header_bomb, poisons, zeros_bomb
+from tests.unit.wire.test_wire_typed_payload import ROWS, resealed, typed
 
 P0 = TopicPartition("clicks", 0)
 POISON = poisons()["offsets descend"]
@@ -94,6 +96,29 @@ def test_skip_continues_and_logs_it(clicks, caplog):
     assert [record.getMessage().partition(" is corrupt")[0] for record in caplog.records] == [
         f"{P0}: the batch with the offsets {first} to {first + 1}" for first in (10, 22)
     ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_corrupt_batch": "skip"}])
+def test_rows_whose_columns_lie(fake_cluster, settings):
+    """A batch whose texts have descending offsets, under right checksums: the error names its offset and the column,
+    and the rows of other batches are read.
+    """
+    fake_cluster.create_topic("clicks", 1)
+    lie = bytearray(typed())
+    start = HEADER_BYTES + [*read_directory(lie, read_header(lie)).spans()][1][0]
+    lie[start + 16 : start + 20] = (1 << 20).to_bytes(
+        4, "little"
+    )  # The first offset, after the sizes of three buffers.
+    for batch in (typed(), resealed(lie), typed()):
+        fake_cluster.append("clicks", batch)
+    with headrace.Reader("clicks", bootstrap_servers=fake_cluster.address, **SETTINGS, **settings) as reader:
+        if settings:
+            assert [record.value for record in reader] == [*ROWS, *ROWS]
+            return
+        assert [record.value for record in islice(reader, len(ROWS))] == ROWS
+        with pytest.raises(CorruptBatchError, match="column b") as caught:
+            next(iter(reader))
+    assert (caught.value.offset, caught.value.next_offset) == (len(ROWS), 2 * len(ROWS))
 
 
 def test_metrics_count_what_was_passed(clicks):
