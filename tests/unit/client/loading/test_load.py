@@ -19,6 +19,8 @@ from headrace.client.loading import load as load_module
 from headrace.client.loading import topic_load
 from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.tables.iceberg_table import IcebergTable
+from headrace.client.loading.tables.state import Source
+from headrace.client.loading.topic_log import TopicLog
 from headrace.display import progress
 from pyarrow import parquet
 
@@ -257,9 +259,9 @@ def test_partitions_that_are_added_when_a_load_begins_are_for_the_next_one(log, 
     send(log, 0, 6)
     ends_of = load_module._ends
 
-    def ends(admin, topics, until):
-        found = ends_of(admin, topics, until)
-        admin.create_partitions("clicks", 4)
+    def ends(loads, until):
+        found = ends_of(loads, until)
+        log.admin.create_partitions("clicks", 4)
         with log.producer() as producer:
             producer.send("clicks", b"later", partition=3)
         return found
@@ -326,8 +328,8 @@ def test_a_log_that_lost_records_is_refused(log, loaded, monkeypatch):
     """The table is ahead of it: its next records are other ones."""
     send(log, 0, 9)
     loaded()
-    offsets = topic_load.TopicLoad.offsets
-    monkeypatch.setattr(topic_load.TopicLoad, "offsets", lambda self, at: {**offsets(self, at), 0: 2})
+    offsets = TopicLog.offsets
+    monkeypatch.setattr(TopicLog, "offsets", lambda self, at: {**offsets(self, at), 0: 2})
     with pytest.raises(headrace.LoadError, match=r"ends at offset 3 of partition 0, and the log at 2: the log"):
         loaded()
 
@@ -371,9 +373,9 @@ def test_a_topic_that_is_deleted_ends_a_load_that_follows(log, loaded, tmp_path,
 def test_a_topic_that_is_created_again_meanwhile_is_not_mixed_in(log, loaded, monkeypatch):
     """The id is compared before each commit."""
     send(log, 0, 9)
-    real = topic_load.TopicLoad._source_now
-    sources = iter([None, topic_load.Source("topic", "clicks", "other")])
-    monkeypatch.setattr(topic_load.TopicLoad, "_source_now", lambda self: next(sources) or real(self))
+    real = TopicLog._source_now
+    sources = iter([None, Source("topic", "clicks", "other")])
+    monkeypatch.setattr(TopicLog, "_source_now", lambda self: next(sources) or real(self))
     with pytest.raises(headrace.LoadError, match="deleted and created again meanwhile; nothing was committed"):
         loaded()
 
