@@ -28,14 +28,18 @@ from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime import log_start, producer_state
 from headrace_broker.runtime.maintenance import (
+    CHECKPOINTS_A_ROUND,
+    IDLE_CHECKPOINTS_A_ROUND,
     _believed_ms,
     _maintain_partition,
     _retain_partition,
     _scrub_partition,
     checkpoint_idle,
+    checkpoint_in_turn,
     scrub,
 )
 from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.partition_context import Checkpointed
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 
@@ -89,6 +93,52 @@ async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
     assert stored() == 1, "records come: the interval's checkpoint is enough"
     assert await checkpoint_idle(busy, context) == {}
     assert stored() == 2
+
+
+class Counted:
+    """A partition whose checkpoint is always due."""
+
+    def __init__(self) -> None:
+        self.checkpoints = 0
+
+    async def checkpoint(self, *, force: bool) -> bool:
+        """Count it."""
+        self.checkpoints += 1
+        return True
+
+
+async def test_partitions_that_fall_idle_together_are_checkpointed_in_turn(partition: Partition) -> None:
+    """A thousand partitions, each written every quarter of a second, must not cost a thousand fsyncs as often."""
+    context = partition.context
+    idle = [Counted() for _ in range(2 * IDLE_CHECKPOINTS_A_ROUND + 1)]
+    before: dict[Checkpointed, None] = dict.fromkeys(idle)
+    for rounds in range(1, 4):
+        before = await checkpoint_idle(before, context)
+        assert sum(each.checkpoints for each in idle) == min(rounds * IDLE_CHECKPOINTS_A_ROUND, len(idle))
+    assert not before
+    assert all(each.checkpoints == 1 for each in idle)
+
+
+async def test_a_partition_that_is_written_again_leaves_the_turn(partition: Partition) -> None:
+    """It is not idle: its checkpoint is that of the interval."""
+    context = partition.context
+    idle = [Counted() for _ in range(IDLE_CHECKPOINTS_A_ROUND + 1)]
+    before = await checkpoint_idle(dict.fromkeys(idle), context)
+    assert list(before) == idle[-1:]
+    context.advanced[idle[-1]] = None
+    assert list(await checkpoint_idle(before, context)) == idle[-1:]
+    assert idle[-1].checkpoints == 0
+
+
+async def test_checkpoints_of_many_partitions_take_turns() -> None:
+    """No round writes more than its share, and none is left out."""
+    partitions = [Counted() for _ in range(CHECKPOINTS_A_ROUND + 2)]
+    following = await checkpoint_in_turn(partitions, 0)
+    assert [each.checkpoints for each in partitions] == [1] * CHECKPOINTS_A_ROUND + [0, 0]
+    await checkpoint_in_turn(partitions, following)
+    assert [each.checkpoints for each in partitions[:-2]] == [2] * (CHECKPOINTS_A_ROUND - 2) + [1, 1]
+    assert [each.checkpoints for each in partitions[-2:]] == [1, 1]
+    assert await checkpoint_in_turn(partitions[:3], 2) == 0
 
 
 async def test_a_cancelled_append_ends_before_the_next_begins(partition: Partition) -> None:
@@ -285,7 +335,7 @@ async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition
         now_ms = _believed_ms(context)
         assert now_ms is None
         assert await _retain_partition(partition, now_ms) == 0
-        await _maintain_partition(partition, now_ms)
+        _maintain_partition(partition, now_ms)
         clock.advance(300_000)
     assert partition.open_log.segment_count == segments
     again = partition.appender.append_now([batch(b"a", producer=(7, 0, 3))], -1, committed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -25,9 +26,14 @@ from headrace_broker.runtime.replica_manager import ReplicaManager
 log = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 0.2
+"""A partition is checkpointed when it has committed nothing for this time after its last commit."""
+IDLE_CHECKPOINTS_A_ROUND = 10
+"""Maximum of these checkpoints in `IDLE_SECONDS`; others follow in the next rounds. Each is an fsync and half a
+millisecond: a thousand partitions that are written in turn would otherwise cost more than their appends."""
+CHECKPOINTS_A_ROUND = 50
+"""Maximum checkpoints of a maintenance round, for the same reason: a thousand partitions take twenty rounds in turn."""
 TABLES_SECONDS = 0.2
 """Interval in which the states of tables follow their logs without a read: it limits what a read must catch up with."""
-"""A partition is checkpointed when it has committed nothing for this time after its last commit."""
 COPYING_MS = 60_000
 """A follower that has fetched within this time is copying the log, or has all of it."""
 SCRUB_BYTES = 1 << 20
@@ -42,7 +48,7 @@ SNAPSHOTS_A_ROUND = 20
 async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, context: PartitionContext) -> None:
     """Checkpoint logs, check the free space, remove deleted topics, every maintenance_interval_ms until cancelled."""
     loop = asyncio.get_running_loop()
-    refusing = False
+    refusing, checkpointed = False, 0
     while True:
         await asyncio.sleep(context.settings.maintenance_interval_ms / 1000)
         try:
@@ -62,7 +68,8 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
         now_ms = _believed_ms(context)
         for index, partition in enumerate(replica_manager.partitions):
             await let_others_run(index, LIGHT_ITEMS_PER_TURN)
-            await _maintain_partition(partition, now_ms)
+            _maintain_partition(partition, now_ms)
+        checkpointed = await checkpoint_in_turn(replica_manager.partitions, checkpointed)
         kept = 0
         by_age = sorted(replica_manager.partitions, key=lambda each: each.producers.last_snapshot_ms)
         for index, partition in enumerate(by_age):
@@ -84,16 +91,28 @@ async def keep_high_watermarks(context: PartitionContext) -> None:
 
 
 async def checkpoint_idle(before: dict[Checkpointed, None], context: PartitionContext) -> dict[Checkpointed, None]:
-    """Checkpoint the partitions of `before` that have committed nothing since, one at a time; return those that have.
+    """Checkpoint the partitions of `before` that have committed nothing since, one at a time; return the others.
 
-    The high watermark after a crash is therefore older than this only for partitions with continuous writes (I18).
+    The high watermark after a crash is therefore older than this only for partitions with continuous writes, and for
+    some seconds if many fall idle at once (I18).
     """
     advanced = dict(context.advanced)
     context.advanced.clear()
-    for partition in before:
-        if partition not in advanced:
-            await partition.checkpoint(force=True)
-    return advanced
+    idle = [partition for partition in before if partition not in advanced]
+    for partition in idle[:IDLE_CHECKPOINTS_A_ROUND]:
+        await partition.checkpoint(force=True)
+    return dict.fromkeys(idle[IDLE_CHECKPOINTS_A_ROUND:]) | advanced
+
+
+async def checkpoint_in_turn(partitions: Sequence[Checkpointed], first: int) -> int:
+    """Checkpoint those that are due, `CHECKPOINTS_A_ROUND` at most, from number `first` on; return the next number."""
+    written = 0
+    for index in range(len(partitions)):
+        if written == CHECKPOINTS_A_ROUND:
+            return (first + index) % len(partitions)
+        await let_others_run(index, LIGHT_ITEMS_PER_TURN)
+        written += await partitions[(first + index) % len(partitions)].checkpoint(force=False)
+    return 0
 
 
 async def measure_loads(replica_manager: ReplicaManager, context: PartitionContext) -> None:
@@ -133,8 +152,8 @@ def _log_at_work(partition: Partition) -> PartitionLog | None:
     return None if partition.replica.role in (Role.OFFLINE, Role.DELETED) else partition.log
 
 
-async def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
-    """Expire old producers and write a checkpoint."""
+def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
+    """Expire old producers, and flush a log that holds files open."""
     partition_log = _log_at_work(partition)
     if partition_log is None:
         return
@@ -142,7 +161,6 @@ async def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
         partition.replica.producers.expire(now_ms)
     if partition_log.durability.holds_files:
         partition.flush_policy.flush_soon()
-    await partition.checkpoint(force=False)
 
 
 async def _snapshot_producers(partition: Partition) -> bool:

@@ -326,18 +326,19 @@ class Partition:
         self.fail(error)
         return True
 
-    async def checkpoint(self, *, force: bool) -> None:
-        """Write a checkpoint if the last one is stale, and is due or `force`."""
+    async def checkpoint(self, *, force: bool) -> bool:
+        """Write a checkpoint if the last one is stale, and is due or `force`; return whether it did."""
         partition_log, high_watermark = self.log, self.replica.high_watermark
         if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
-            return
+            return False
         if not partition_log.durability.is_stale(high_watermark):
-            return
+            return False
         at_ms = self.context.clock.monotonic_ms()
         try:
-            await self.in_thread(lambda: partition_log.durability.checkpoint(at_ms, high_watermark, force=force))
+            return await self.in_thread(lambda: partition_log.durability.checkpoint(at_ms, high_watermark, force=force))
         except HeadraceError as error:
             self.fail_unless_refused(error)
+            return False
 
     async def prepare_close(self) -> None:
         """Flush and write a producer snapshot, before `replica_manager` closes the log."""

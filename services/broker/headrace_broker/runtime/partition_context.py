@@ -28,8 +28,8 @@ def _report(error: BaseException) -> None:
 class Checkpointed(Protocol):
     """Owner of a high watermark checkpoint: a `Partition`."""
 
-    async def checkpoint(self, *, force: bool) -> None:
-        """Write a checkpoint if the last one is stale, and is due or `force`."""
+    async def checkpoint(self, *, force: bool) -> bool:
+        """Write a checkpoint if the last one is stale, and is due or `force`; return whether it did."""
 
 
 class KeptUp(ObservedTable, Protocol):
