@@ -24,7 +24,7 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_AT, Flusher
 from headrace_broker.runtime.partition import Partition, PartitionContext
-from headrace_broker.runtime.waiters import FetchWaiters
+from headrace_broker.runtime.waiters import FetchWaiters, WakeUp
 from headrace_broker.settings import BrokerSettings
 from headrace_server.partition_state import PartitionState, Replica
 from prometheus_client import CollectorRegistry
@@ -341,7 +341,7 @@ class Watched:
     """A partition as waiters see it."""
 
     def __init__(self) -> None:
-        self.watchers: dict[asyncio.Event, None] = {}
+        self.watchers: dict[WakeUp, None] = {}
 
 
 def test_waiting_fetches_are_bounded_and_leave_nothing_behind() -> None:
@@ -351,17 +351,44 @@ def test_waiting_fetches_are_bounded_and_leave_nothing_behind() -> None:
     assert event is not None
     assert waiters.try_enter([partition], "a") is None
     waiters.close()
-    assert event.is_set()
+    assert event.is_set
     waiters.leave(event, [partition])
     assert not partition.watchers
     assert waiters.try_enter([partition], "a") is None
+
+
+async def test_a_change_wakes_one_wait() -> None:
+    """Also if it came before the wait; after it the next wait lasts until the next change, or the deadline."""
+    loop, wake_up = asyncio.get_running_loop(), WakeUp()
+    far = loop.time() + 20
+    wake_up.set()
+    assert await wake_up.wait_until(far)
+    waiting = asyncio.ensure_future(wake_up.wait_until(far))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    wake_up.set()
+    wake_up.set()
+    assert await waiting
+    assert not await wake_up.wait_until(loop.time())
+
+
+async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
+    """A change after it is that of the next wait."""
+    loop, wake_up = asyncio.get_running_loop(), WakeUp()
+    waiting = asyncio.ensure_future(wake_up.wait_until(loop.time() + 20))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    wake_up.set()
+    assert await wake_up.wait_until(loop.time() + 20)
 
 
 def test_waiting_places_are_shared_between_callers() -> None:
     """F11: one caller leaves half of them, two leave a third, and what one leaves is there again."""
     waiters, partition = FetchWaiters(12, BrokerMetrics(CollectorRegistry())), Watched()
 
-    def enter_all(peer: str) -> list[asyncio.Event]:
+    def enter_all(peer: str) -> list[WakeUp]:
         entered = []
         while (event := waiters.try_enter([partition], peer)) is not None:
             entered.append(event)

@@ -217,24 +217,30 @@ class FetchHandler:
         """
         from_follower = any(_place_of(request))
         min_bytes = min(request.min_bytes, max_bytes)
-        found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
-        if found_bytes >= min_bytes or is_full or request.max_wait_ms <= 0 or _any_news(wanted):
-            return found_bytes, 0.0, 0
         partitions = [each.partition for each in wanted if each.partition is not None]
-        event = self._waiters.try_enter(partitions, peer)
-        if event is None:
-            throttle_ms = 0 if self._waiters.closed else max(MIN_THROTTLE_MS, request.max_wait_ms // THROTTLED_SHARE)
-            return found_bytes, 0.0, throttle_ms
-        before = time.perf_counter()
+        # It waits from the first search on, so that no change between a search and the wait is missed.
+        wake_up = self._waiters.try_enter(partitions, peer) if request.max_wait_ms > 0 else None
+        waited, deadline = 0.0, asyncio.get_running_loop().time() + request.max_wait_ms / 1000
         try:
-            found_bytes = await self._wait(
-                wanted, event, max_bytes, min_bytes, request.max_wait_ms, from_follower=from_follower
-            )
+            while True:
+                found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
+                ends_now = request.max_wait_ms <= 0 or self._waiters.closed
+                if found_bytes >= min_bytes or is_full or ends_now or _any_news(wanted):
+                    break
+                if wake_up is None:
+                    return found_bytes, 0.0, max(MIN_THROTTLE_MS, request.max_wait_ms // THROTTLED_SHARE)
+                before = time.perf_counter()
+                was_woken = await wake_up.wait_until(deadline)
+                waited += time.perf_counter() - before
+                if not was_woken:
+                    break
+                _close_all(wanted)
         finally:
-            self._waiters.leave(event, partitions)
-        _check_rights(wanted)
-        waited = time.perf_counter() - before
-        self._context.metrics.fetch_wait_seconds.observe(waited)
+            if wake_up is not None:
+                self._waiters.leave(wake_up, partitions)
+        if waited:
+            _check_rights(wanted)
+            self._context.metrics.fetch_wait_seconds.observe(waited)
         return found_bytes, waited, 0
 
     def _check(self, request: broker_pb2.FetchRequest) -> int:
@@ -343,30 +349,6 @@ class FetchHandler:
             each.found = found
             total += size_bytes
         return total, False
-
-    async def _wait(
-        self,
-        wanted: list[_Wanted],
-        event: asyncio.Event,
-        max_bytes: int,
-        min_bytes: int,
-        max_wait_ms: int,
-        *,
-        from_follower: bool,
-    ) -> int:
-        """Long poll: search again after each change of a partition, until there is enough data or the wait ends."""
-        deadline = asyncio.get_running_loop().time() + max_wait_ms / 1000
-        while True:
-            _close_all(wanted)
-            found_bytes, is_full = await self._locate(wanted, max_bytes, from_follower=from_follower)
-            if found_bytes >= min_bytes or is_full or _any_news(wanted) or self._waiters.closed:
-                return found_bytes
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await event.wait()
-            except TimeoutError:
-                return found_bytes
-            event.clear()
 
     def _describe(self, each: _Wanted, client: Location) -> None:
         """Write the fields of one partition's result other than the batches."""

@@ -216,8 +216,8 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             HeadraceError: If the broker stops, or does not lead any more.
         """
         waiters, replica = self._broker.waiters, partition.replica
-        event = waiters.try_enter([partition], CALLER.get())
-        if event is None:
+        wake_up = waiters.try_enter([partition], CALLER.get())
+        if wake_up is None:
             self._broker.check_serving()
             raise OffsetNotAvailableError(
                 f"records below offset {asked.min_offset} are not committed here yet, and too many calls wait",
@@ -225,19 +225,16 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 action="Try again, or raise max_waiting_fetches.",
             )
         try:
-            async with asyncio.timeout_at(deadline):
-                while replica.high_watermark < asked.min_offset:
-                    self._broker.check_serving()
-                    _check_replica(partition, asked.consistency)
-                    await event.wait()
-                    event.clear()
-        except TimeoutError:
-            raise OffsetNotAvailableError(
-                f"records below offset {asked.min_offset} were not committed here in time",
-                action="Read from the leader, or try again.",
-            ) from None
+            while replica.high_watermark < asked.min_offset:
+                self._broker.check_serving()
+                _check_replica(partition, asked.consistency)
+                if not await wake_up.wait_until(deadline):
+                    raise OffsetNotAvailableError(
+                        f"records below offset {asked.min_offset} were not committed here in time",
+                        action="Read from the leader, or try again.",
+                    )
         finally:
-            waiters.leave(event, [partition])
+            waiters.leave(wake_up, [partition])
 
     def _end(
         self, read: _Reading, response: ResponseT, call: TableCall, rows: Sequence[tables_pb2.TableRow]

@@ -68,6 +68,7 @@ from headrace_broker.runtime.partition_reads import PartitionReads
 from headrace_broker.runtime.producer_state import ProducerState, make_windows
 from headrace_broker.runtime.table import PartitionTable
 from headrace_broker.runtime.uninterrupted import uninterrupted
+from headrace_broker.runtime.waiters import WakeUp
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +95,7 @@ class Partition:
         self.topic, self.topic_id, self.number = topic, topic_id, number
         self.config = config
         self.context = context
-        self.watchers: dict[asyncio.Event, None] = {}
+        self.watchers: dict[WakeUp, None] = {}
         self.delayed_fetches: dict[DelayedFetch, None] = {}
         self.log = partition_log  # None if it could not be opened
         self.log_lock = asyncio.Lock()
@@ -225,8 +226,8 @@ class Partition:
         self.handle(PauseOver(number, self.context.clock.monotonic_ms()))
 
     def _wake_watchers(self) -> None:
-        for event in self.watchers:
-            event.set()
+        for wake_up in self.watchers:
+            wake_up.set()
 
     def wake_replicas(self) -> None:
         """Wake waiting fetches of followers."""

@@ -17,6 +17,8 @@ from headrace.partition.purged_rows import PurgedRows, check_deleted
 from headrace.wire.errors import HeadraceError, Outcome, TimedOutError
 from headrace_server.caller_turns import next_turn
 
+from headrace_broker.runtime.waiters import WakeUp
+
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
     from headrace_broker.runtime.table import PartitionTable
@@ -98,20 +100,18 @@ class TablePurge:
 
     async def _await_state(self, end_offset: int) -> None:
         """Wait until what was closed is committed, and the state has it: only that is compacted."""
-        advanced, watchers = asyncio.Event(), self._partition.watchers
+        advanced, watchers = WakeUp(), self._partition.watchers
         watchers[advanced] = None
+        deadline = asyncio.get_running_loop().time() + COMMIT_SECONDS
         try:
-            async with asyncio.timeout(COMMIT_SECONDS):
-                while self._partition.replica.high_watermark < end_offset:
-                    await advanced.wait()
-                    advanced.clear()
-        except TimeoutError:
-            raise TimedOutError(
-                f"records below offset {end_offset} were not committed here in time",
-                outcome=Outcome.NOT_APPLIED,
-                retriable=True,
-                action="Try again once the replicas are in sync.",
-            ) from None
+            while self._partition.replica.high_watermark < end_offset:
+                if not await advanced.wait_until(deadline):
+                    raise TimedOutError(
+                        f"records below offset {end_offset} were not committed here in time",
+                        outcome=Outcome.NOT_APPLIED,
+                        retriable=True,
+                        action="Try again once the replicas are in sync.",
+                    )
         finally:
             watchers.pop(advanced, None)
         await self._table.read_state(COMMIT_SECONDS)
