@@ -29,9 +29,11 @@ from headrace.wire.frames import CONFIRMED, HEADER, PREFACE, STAGE_BYTES, Header
 from headrace_server.calls import CALLER, request_id
 from headrace_server.instruments import CommonMetrics
 from headrace_server.methods import METHODS
+from headrace_server.native import connection as connections
 from headrace_server.native import framed_connection as framed
 from headrace_server.native import outgoing
 from headrace_server.native import server as servers
+from headrace_server.native.begun_tasks import begin
 from headrace_server.native.call import NativeMethod, OutgoingMessage
 from headrace_server.native.connection import MAX_REQUESTS
 from headrace_server.native.server import NativeServer, NativeService
@@ -400,19 +402,54 @@ async def test_a_request_can_be_cancelled():
         assert (await client.receive())[0].kind == Kind.ANSWER
 
 
-async def test_requests_that_are_cancelled_before_they_begin_leave_their_places():
-    """Both frames come at once; they hold all places of the caller."""
+async def test_requests_that_are_cancelled_as_they_come_leave_their_places():
+    """Both frames come at once: each has begun, and its task has not. They hold all places of the caller."""
     async with serving(places=(10, 5)) as bench:
         client = await bench.connect()
+        bench.service.handle = bench.service.never
         for number in range(1, 6):
             client.ask(number)
             client.send(Kind.CANCEL, correlation=number)
         client.ask(6, method=99)
-        assert isinstance(await client.error(6), InvalidRequestError)  # All that came before is over.
+        assert isinstance(await client.error(6), InvalidRequestError)
+        bench.service.handle = bench.service.echo
         client.ask(7)
         header, *_ = await client.receive()
         assert (header.kind, header.correlation) == (Kind.ANSWER, 7)
-        assert len(bench.service.requests) == 1
+        assert bench.service.cancelled == 5
+
+
+async def test_a_request_that_waits_for_nothing_needs_no_task(monkeypatch):
+    """Requests that came together are answered in order, in the turn of the event loop in which they arrived."""
+    tasks = []
+    monkeypatch.setattr(connections, "begin", lambda *arguments: tasks.append(begin(*arguments)))
+    async with serving() as bench:
+        client = await bench.connect()
+        for number in range(1, 4):
+            client.ask(number)
+        assert [(await client.receive())[0].correlation for _ in range(3)] == [1, 2, 3]
+        assert tasks == [None, None, None]
+
+
+async def test_requests_that_begin_in_one_turn_have_contexts_of_their_own():
+    """The caller and the id of a request that waits stay its own while others begin behind it."""
+    async with serving() as bench:
+        client = await bench.connect()
+        gate, ids = asyncio.Event(), []
+
+        async def waits(message):
+            if len(bench.service.requests) == 3:
+                gate.set()
+            await gate.wait()
+            ids.append(request_id())
+            return OutgoingMessage(b"")
+
+        bench.service.handle = waits
+        for number in range(1, 4):
+            client.ask(number, request_id=b"request-%d" % number)
+        for _ in range(3):
+            await client.receive()
+        assert sorted(ids) == ["request-1", "request-2", "request-3"]
 
 
 async def test_a_request_whose_time_is_up_ends(monkeypatch):

@@ -1,6 +1,6 @@
 """Server side of one connection of the native protocol: frames, calls, responses. Belongs to the event loop.
 
-Each request is a task, so that a long poll blocks no other request, and responses are sent when they are ready. A
+A request that waits becomes a task, so that a long poll blocks no other request; the others are answered at once. A
 request is rejected at its header, before memory is allocated for its body, if its method is unknown, it is too large,
 has no deadline, or its caller has no identity or no free slot; its body is then skipped. With `MAX_REQUESTS` unanswered
 requests, refusals that have not left included, further ones wait: some in the receive buffer, in which a CANCEL is
@@ -44,6 +44,7 @@ from headrace_server.caller_turns import note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, certified_names
 from headrace_server.identity.callers import ANONYMOUS, Caller
 from headrace_server.identity.gate import Access, set_access
+from headrace_server.native.begun_tasks import begin
 from headrace_server.native.call import NativeCall, NativeMethod
 from headrace_server.native.framed_connection import FramedConnection
 from headrace_server.native.outgoing import OutgoingMessage
@@ -248,8 +249,7 @@ class NativeConnection(FramedConnection):
             call = self._calls[header.correlation] = NativeCall(self, method, frame, place, access, deadline)
             self.idle_since = None
             self._is_idle.clear()
-            call.task = self._loop.create_task(self._serve(call))
-            call.task.add_done_callback(lambda task: self._end(call) if task.cancelled() else None)
+            call.task = begin(self._serve(call), self._loop)
 
     # --- calls ---
 
@@ -283,7 +283,8 @@ class NativeConnection(FramedConnection):
             self._refuse(correlation, method.name, error, call)
         except asyncio.CancelledError:
             if not call.is_overdue:
-                raise  # No response is sent. A task cancelled before it starts does not get here.
+                self._end(call)  # No response is sent.
+                raise
             self._refuse(correlation, method.name, TimedOutError("the deadline has passed"), call)
         except Exception as error:
             log.exception("native_call_failed", method=method.name)
