@@ -274,7 +274,9 @@ class BrokerServer:
             tick_ms=round(TICK_SECONDS * 1000),
         )
         failure_detector = PeerFailureDetector(phi, membership.registration, self._metrics)
-        replication = Replication(view, metastore, context, failure_detector, tasks, process.tls.internal)
+        replication = Replication(
+            view, metastore, context, failure_detector, tasks, process.tls.internal, lambda: self._gate.cluster_secrets
+        )
         replica_manager = ReplicaManager(view, metastore, directory, context, replication)
         service = BrokerService(
             view,

@@ -182,6 +182,11 @@ class PostureKey:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSecretsKey:
+    """`cluster_secrets`."""
+
+
+@dataclass(frozen=True, slots=True)
 class SchemaRegistryKey:
     """`registry`."""
 
@@ -225,6 +230,7 @@ ParsedKey = (
     | SigningKeyKey
     | QuotaKey
     | PostureKey
+    | ClusterSecretsKey
     | SchemaRegistryKey
     | SchemaKey
     | SubjectKey
@@ -439,6 +445,14 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         metadata_pb2.StoredPosture,
         "persistent",
         "What happens to calls without an identity or a right, if it is stricter than the servers' settings.",
+    ),
+    KeyFamily(
+        ClusterSecretsKey,
+        "/headrace/{cluster}/identity/cluster_secrets",
+        "`headrace-coordinator replace-secret`",
+        metadata_pb2.ClusterSecrets,
+        "persistent",
+        "The cluster's secret after its first replacement, and during one the other secret that is accepted.",
     ),
     KeyFamily(
         SchemaRegistryKey,

@@ -21,6 +21,7 @@ from headrace_server.key_table import (
     BrokerKey,
     BrokerSessionKey,
     ClockKey,
+    ClusterSecretsKey,
     ControllerKey,
     CoordinatorKey,
     DeletedTopicKey,
@@ -148,6 +149,10 @@ class Keyspace:
     def quota(self, user: str) -> str:
         """Return the key of a user's quota; of `*` for every user without its own."""
         return self._key(QuotaKey, digest_id(user))
+
+    def cluster_secrets(self) -> str:
+        """Return the key of the cluster's secrets after a replacement."""
+        return self._key(ClusterSecretsKey)
 
     def posture(self) -> str:
         """Return the key of the posture."""
@@ -310,6 +315,8 @@ def value_json(keyspace: Keyspace, key: str, value: bytes) -> str:
     message = keyspace.decode_value(key, value)
     if isinstance(message, metadata_pb2.ClusterMeta | metadata_pb2.SigningKey):
         message.ClearField("secret")
+    if isinstance(message, metadata_pb2.ClusterSecrets):
+        message.Clear()
     if isinstance(message, metadata_pb2.StoredUser):
         for api_key in message.api_keys:
             api_key.ClearField("sha256")

@@ -1,5 +1,5 @@
 """The command `headrace-coordinator`: `run` (the default), `recover-metadata` after a restore of etcd,
-`bootstrap-admin`, and `etcd-auth`.
+`bootstrap-admin`, `replace-secret`, and `etcd-auth`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ gc.disable()  # Imported objects are never garbage; collections would take an ei
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from headrace_coordinator.app import serve
 from headrace_coordinator.bootstrap_admin import run_bootstrap
 from headrace_coordinator.etcd_auth import apply_etcd_auth, read_etcd_auth
 from headrace_coordinator.recover_metadata import run_recovery
+from headrace_coordinator.replace_secret import WAIT_SECONDS, run_replacement
 from headrace_coordinator.runtime.first_administrator import ADMINISTRATOR
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
 
@@ -91,6 +93,22 @@ def bootstrap_admin(
     try:
         for line in asyncio.run(run_bootstrap(_read_settings(config, set_), user, out, recover=recover)):
             print(line)
+    except HeadraceError as error:
+        raise typer.Exit(report_failure(error)) from None
+
+
+@cli.command("replace-secret")
+def replace_secret(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    wait_seconds: Annotated[
+        float,
+        typer.Option("--wait", min=0, help="Seconds after a step in which every process must see it in etcd."),
+    ] = WAIT_SECONDS,
+) -> None:
+    """Replace the secret by which brokers and coordinators accept each other. They keep running."""
+    try:
+        asyncio.run(run_replacement(_read_settings(config, set_), wait_seconds, partial(print, flush=True)))
     except HeadraceError as error:
         raise typer.Exit(report_failure(error)) from None
 

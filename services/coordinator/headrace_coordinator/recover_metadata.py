@@ -40,7 +40,7 @@ from headrace_server.key_table import (
     TopicKey,
 )
 from headrace_server.keys import Keyspace, meta_key
-from headrace_server.metastore.api import DeletePrefix, KeyValue, Metastore, ModRevisionIs, Put, VersionIs
+from headrace_server.metastore.api import Delete, DeletePrefix, KeyValue, Metastore, ModRevisionIs, Put, VersionIs
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.partition_state import PartitionState, decode, encode
 from headrace_server.settings import SettingsError
@@ -303,6 +303,7 @@ async def _write(
         [
             Put(meta_key(identity.cluster), after.SerializeToString()),
             Put(old.superseded(), ended),
+            Delete(old.cluster_secrets()),
             DeletePrefix(old.signing_key_prefix()),  # They are in the backup, too: the controller makes a new one.
         ],
     )

@@ -240,7 +240,7 @@ async def running(
     with ThreadPoolExecutor(2) as executor:
         context = PartitionContext(BrokerId(2), settings, clock, metrics, flusher, executor)
         async with asyncio.TaskGroup() as tasks:
-            replication = Followers(view, metastore, context, None, tasks, None)  # type: ignore[arg-type]
+            replication = Followers(view, metastore, context, None, tasks, None, tuple)  # type: ignore[arg-type]
             cluster.replica_manager = Steps(view, cluster.metastore, directory, context, replication)
             await cluster.replica_manager.open_existing()
             cluster.replica_manager.start_session(cluster.members[REPLACED].broker_epoch)

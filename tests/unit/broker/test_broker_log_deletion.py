@@ -129,7 +129,7 @@ class Broker:
         failure_detector = PeerFailureDetector(
             PhiAccrualFailureDetector(threshold=8, promised_ms=100, tick_ms=100), Quiet(), self.metrics
         )
-        replication = Replication(view, self.etcd.metastore, self.context, failure_detector, tasks, None)
+        replication = Replication(view, self.etcd.metastore, self.context, failure_detector, tasks, None, tuple)
         self.replica_manager = ReplicaManager(view, self.etcd.metastore, self.directory, self.context, replication)
         await self.replica_manager.open_existing()
 

@@ -20,6 +20,8 @@ LEADER = 1
 FOLLOWER = Replica(3, 30)
 IDENTITY = ClusterIdentity("main", "an-id", 2, bytes(range(32)))
 CHALLENGE = b"challenge of one"
+SECRETS = [IDENTITY.secret]
+"""Accepted by the leader."""
 
 
 class Metric:
@@ -39,7 +41,8 @@ def leader() -> Replication:
     metrics = SimpleNamespace(follower_partitions=Metric(), connected_followers=Metric())
     context = SimpleNamespace(broker_id=LEADER, clock=clock, metrics=metrics)
     failure_detector = SimpleNamespace(on_heartbeat=lambda broker_id, now_ms: None)
-    made: Any = (view, None, context, failure_detector, None, None)
+    made: Any = (view, None, context, failure_detector, None, None, lambda: SECRETS)
+    SECRETS[:] = [IDENTITY.secret]
     return Replication(*made)
 
 
@@ -62,6 +65,24 @@ def test_a_registered_follower_with_the_secret_is_let_in(leader: Replication) ->
     assert (first.follower, second.follower) == (FOLLOWER, FOLLOWER)
     leader.close_stream(first)
     assert leader._streams == {FOLLOWER.broker_id: second}
+
+
+def test_a_secret_is_replaced_while_followers_are_there(leader: Replication) -> None:
+    """Both are accepted meanwhile; the streams that the old one has opened end with it, and no new ones begin."""
+    old, new = IDENTITY.secret, b"n" * 32
+    SECRETS[:] = [old, new]
+    assert follow(leader).follower == FOLLOWER
+    SECRETS[:] = [new, old]
+    leader.close_unproven()
+    assert leader._streams
+    SECRETS[:] = [new]
+    leader.close_unproven()
+    assert not leader._streams
+    with pytest.raises(NotAuthorizedError):
+        follow(leader)
+    follow(leader, proof=prove(dataclasses.replace(IDENTITY, secret=new), FOLLOWER, LEADER, CHALLENGE))
+    leader.close_unproven()
+    assert leader._streams
 
 
 @pytest.mark.parametrize(

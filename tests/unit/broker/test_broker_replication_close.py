@@ -24,7 +24,7 @@ async def test_a_broker_that_stops_opens_no_new_stream() -> None:
     )
     partition = SimpleNamespace(topic_id=b"t", number=0)
     async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        replication = Replication(view, None, context, None, tasks, None)  # type: ignore[arg-type]
+        replication = Replication(view, None, context, None, tasks, None, tuple)  # type: ignore[arg-type]
         replication.follow(partition, Replica(2, 20))  # type: ignore[arg-type]
         assert context.metrics.follower_partitions.value == 1
         replication.close()

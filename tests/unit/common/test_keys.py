@@ -11,6 +11,7 @@ from headrace_server.key_table import (
     BrokerKey,
     BrokerSessionKey,
     ClockKey,
+    ClusterSecretsKey,
     ControllerKey,
     CoordinatorKey,
     DeletedTopicKey,
@@ -80,6 +81,7 @@ IDENTITY_BUILT = [
     (KEYS.signing_key("k1"), "signing_keys/k1", SigningKeyKey("k1")),
     (KEYS.quota("*"), f"quotas/{digest_id('*').hex()}", QuotaKey(digest_id("*"))),
     (KEYS.posture(), "posture", PostureKey()),
+    (KEYS.cluster_secrets(), "cluster_secrets", ClusterSecretsKey()),
 ]
 
 
@@ -139,6 +141,11 @@ def test_keys_of_schemas_are_those_of_every_generation(key, tail, parsed):
     ("key", "message", "secret"),
     [
         (KEYS.signing_key("k"), metadata_pb2.SigningKey(key_id="k", secret=b"secret" * 6), b"secret"),
+        (
+            KEYS.cluster_secrets(),
+            metadata_pb2.ClusterSecrets(used=b"secret" * 6, next=b"secret" * 6, previous=b"secret" * 6),
+            b"secret",
+        ),
         (
             KEYS.user("ada"),
             metadata_pb2.StoredUser(name="ada", api_keys=[metadata_pb2.StoredApiKey(key_id="k", sha256=b"secret" * 5)]),

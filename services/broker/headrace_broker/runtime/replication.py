@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import structlog
 from headrace.wire.errors import FencedBrokerError, InvalidRequestError, NotAuthorizedError, Outcome
 from headrace.wire.ids import BrokerId, Offset
 from headrace.wire.releases import REPLICA_NEEDS
+from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.cluster_secret import is_proven, prove
 from headrace_server.handshakes import check_handshake, own_handshake
 from headrace_server.internal_v1 import replication_pb2
@@ -51,13 +53,18 @@ class Replication:
         failure_detector: PeerFailureDetector,
         tasks: asyncio.TaskGroup,
         tls: TlsIdentity | None,
+        secrets: Callable[[], tuple[bytes, ...]],
     ) -> None:
-        """`tls` is the client identity towards leaders; `None` means plain text."""
+        """`tls` is the client identity towards leaders; `None` means plain text. `secrets` returns those of the cluster
+        that are accepted; this broker proves by the first one.
+        """
         self._view = view
         self._context = context
         self._failure_detector = failure_detector
         self._tasks = tasks
         self._tls = tls
+        self._secrets = secrets
+        self._proven_by: dict[FollowerFetchSession, bytes] = {}
         self.isr_updater = IsrUpdater(metastore, view.keyspace, context.broker_id, context.metrics)
         self._fetchers: dict[int, tuple[ReplicaFetcher, asyncio.Task[None]]] = {}
         self._followed: dict[PartitionId, int] = {}  # leader broker of each followed partition
@@ -142,8 +149,11 @@ class Replication:
             broker_id=self._context.broker_id,
             broker_epoch=self.broker_epoch,
             handshake=own_handshake(),
-            proof=prove(self._view.identity, own, leader_id, challenge),
+            proof=prove(self._identity_with(self._secrets()[0]), own, leader_id, challenge),
         )
+
+    def _identity_with(self, secret: bytes) -> ClusterIdentity:
+        return replace(self._view.identity, secret=secret)
 
     # --- followers ---
 
@@ -173,7 +183,14 @@ class Replication:
         if identity.broker_id == self._context.broker_id:
             raise InvalidRequestError(f"broker {identity.broker_id} is this broker: two share an id or an address")
         follower = Replica(identity.broker_id, identity.broker_epoch)
-        if not is_proven(self._view.identity, follower, self._context.broker_id, challenge, identity.proof):
+        me = self._context.broker_id
+        proven_by = (
+            secret
+            for secret in self._secrets()
+            if is_proven(self._identity_with(secret), follower, me, challenge, identity.proof)
+        )
+        secret = next(proven_by, None)
+        if secret is None:
             raise NotAuthorizedError(
                 f"the caller did not prove that it is broker {identity.broker_id} of this cluster",
                 action="Allow only brokers of this cluster to connect to its internal listener.",
@@ -191,12 +208,14 @@ class Replication:
         stream = self._streams[identity.broker_id] = FollowerFetchSession(
             follower, find, self._may_join, self._failure_detector.on_heartbeat, self._context
         )
+        self._proven_by[stream] = secret
         self._context.metrics.connected_followers.set(len(self._streams))
         return stream
 
     def close_stream(self, stream: FollowerFetchSession) -> None:
         """Close a stream of `open_stream`."""
         stream.close()
+        self._proven_by.pop(stream, None)
         if self._streams.get(stream.follower.broker_id) is stream:
             del self._streams[stream.follower.broker_id]
         self._context.metrics.connected_followers.set(len(self._streams))
@@ -206,6 +225,12 @@ class Replication:
         broker = self._view.brokers.get(BrokerId(replica.broker_id))
         return broker is not None and broker.broker_epoch == replica.broker_epoch and not broker.live.draining
 
+    def close_unproven(self) -> None:
+        """Close the streams that followers have opened by a secret that is no longer accepted; they open new ones."""
+        accepted = self._secrets()
+        for stream in [stream for stream, secret in self._proven_by.items() if secret not in accepted]:
+            self.close_stream(stream)
+
     async def tick(self, partitions: Callable[[], list[Partition]]) -> None:
         """Remove followers that fall behind from the in-sync sets, until cancelled."""
         clock, metrics = self._context.clock, self._context.metrics
@@ -213,6 +238,7 @@ class Replication:
         told: tuple[int, ...] = ()
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            self.close_unproven()
             ticked = Ticked(
                 clock.monotonic_ms(),
                 {stream.follower: stream.heard_ms for stream in self._streams.values()},

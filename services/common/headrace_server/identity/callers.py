@@ -50,7 +50,7 @@ class Identity:
     expires_ms: int = 0
     """0: it does not expire by itself."""
     signing_key: str = ""
-    """Id of the key that signed the session; empty for one that a key in etcd did not sign."""
+    """Id of the key that signed the session, or a hash of a server's secret; empty for a proof without a session."""
 
 
 def identity_of(claims: metadata_pb2.SessionClaims, signing_key: str = "") -> Identity:

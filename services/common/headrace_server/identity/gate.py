@@ -7,6 +7,7 @@ and groups that the request names. What is decided without an identity or a righ
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ BOOTSTRAP = "BootstrapAdmin"
 STALE_MS = 30_000
 """Age of the view from which an unknown identity may be one that is too new for it."""
 SERVER_KEY = "cluster"
-"""Name of the key, derived from the cluster's secret, that signs the tokens of brokers and coordinators."""
+"""Name of the keys, derived from the cluster's secrets, that sign the tokens of brokers and coordinators."""
 
 
 class Counts(Protocol):
@@ -105,8 +106,9 @@ class IdentityGate:
         self._server_quotas = Quotas(NoQuotas(), counts.held)
         self._least_posture = least_posture
         self._rights_max_age_ms = rights_max_age_ms
-        self._server_key = hmac.digest(cluster.secret, b"headrace server tokens v1", "sha256")
-        self._server_token = "", 0
+        self._first_secrets = (cluster.secret,)
+        self._server_keys: tuple[tuple[bytes, ...], dict[str, bytes]] = (), {}
+        self._server_token = "", 0, ""
         self._cluster_id = cluster.cluster_id
         self._callers: OrderedDict[object, Caller] = OrderedDict()
         self._refused_proofs = RefusedProofs(clock)
@@ -168,24 +170,55 @@ class IdentityGate:
             UnauthenticatedError: If it is none any more.
         """
         caller.refresh(self._clock.now_ms())
+        if caller.is_server and caller.identity.signing_key not in self.server_keys:
+            raise UnauthenticatedError("the cluster's secret was replaced", action="Sign a new token.")
         if caller.ended:
             raise UnauthenticatedError(caller.ended, action="Open a new session.")
+
+    @property
+    def cluster_secrets(self) -> tuple[bytes, ...]:
+        """Secrets by which brokers and coordinators are accepted; this process proves by the first one."""
+        return self.view.cluster_secrets or self._first_secrets
+
+    @property
+    def server_keys(self) -> dict[str, bytes]:
+        """Keys of the tokens of brokers and coordinators by a hash of their secret, the one that signs first."""
+        secrets = self.cluster_secrets
+        if self._server_keys[0] != secrets:
+            keys = {
+                hashlib.sha256(secret).hexdigest()[:16]: hmac.digest(secret, b"headrace server tokens v1", "sha256")
+                for secret in secrets
+            }
+            self._server_keys = secrets, keys
+        return self._server_keys[1]
 
     def _read_token(self, token: str) -> Identity:
         if token.startswith(api_keys.PREFIX):
             return self.identity_of_api_key(token)
-        secrets = self.view.signing_secrets
-        if token.startswith(f"{session_tokens.PREFIX}{SERVER_KEY}."):
-            secrets = {SERVER_KEY: self._server_key}
         try:
-            claims = read_session(token, secrets)
-            if (claims.proof == Proof.SERVER) != (secrets is not self.view.signing_secrets):
+            if token.startswith(f"{session_tokens.PREFIX}{SERVER_KEY}."):
+                return self._read_server_token(token)
+            claims = read_session(token, self.view.signing_secrets)
+            if claims.proof == Proof.SERVER:
                 raise InvalidTokenError("a server's claims under another key")
-            return identity_of(claims, "" if claims.proof == Proof.SERVER else key_id_of(token))
+            return identity_of(claims, key_id_of(token))
         except (InvalidTokenError, ValueError) as error:
             self._refused_proofs.note("session token", str(error))
             self._check_age()
             raise UnauthenticatedError("the session token is not valid", action="Open a new session.") from None
+
+    def _read_server_token(self, token: str) -> Identity:
+        refused = InvalidTokenError("there is no secret")
+        for key_hash, key in self.server_keys.items():
+            try:
+                claims = read_session(token, {SERVER_KEY: key})
+            except InvalidTokenError as error:
+                refused = error
+                continue
+            if claims.proof != Proof.SERVER:
+                raise InvalidTokenError("a user's claims under the cluster's key")
+            return identity_of(claims, key_hash)
+        raise refused
 
     def identity_of_api_key(self, text: str) -> Identity:
         """Return the identity of the holder of an API key.
@@ -242,11 +275,13 @@ class IdentityGate:
     def server_token(self) -> str:
         """Return a token by which this process calls another server of the cluster, whose `IdentityGate` accepts it."""
         now_ms = self._clock.now_ms()
-        token, renew_at_ms = self._server_token
-        if not now_ms < renew_at_ms <= now_ms + SESSION_MS:  # also if the wall clock was set back
+        token, renew_at_ms, signed_by = self._server_token
+        key_hash, key = next(iter(self.server_keys.items()))
+        # The second condition is false also if the wall clock was set back.
+        if signed_by != key_hash or not now_ms < renew_at_ms <= now_ms + SESSION_MS:
             claims = self._claims(Identity(self._server_name, Proof.SERVER))
-            token = sign_session(claims, SERVER_KEY, self._server_key)
-            self._server_token = token, now_ms + SESSION_MS // 2
+            token = sign_session(claims, SERVER_KEY, key)
+            self._server_token = token, now_ms + SESSION_MS // 2, key_hash
         return token
 
     def _claims(self, identity: Identity) -> metadata_pb2.SessionClaims:

@@ -18,7 +18,16 @@ from headrace.wire.errors import HeadraceError
 from headrace_server.identity.quotas import EVERY_USER
 from headrace_server.identity.rights import ROLES, Operation, Pattern, ResourceKind, parse_operations, parse_pattern
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.key_table import GrantKey, IssuerKey, PostureKey, QuotaKey, RoleKey, SigningKeyKey, UserKey
+from headrace_server.key_table import (
+    ClusterSecretsKey,
+    GrantKey,
+    IssuerKey,
+    PostureKey,
+    QuotaKey,
+    RoleKey,
+    SigningKeyKey,
+    UserKey,
+)
 from headrace_server.keys import Keyspace
 from headrace_server.metadata_view import KeySource
 from headrace_server.metastore.api import KeyValue
@@ -57,6 +66,8 @@ class IdentityView:
         self.signing_keys: dict[str, metadata_pb2.SigningKey] = {}
         self.signing_secrets: dict[str, bytes] = {}
         """Secrets of `signing_keys`."""
+        self.cluster_secrets: tuple[bytes, ...] = ()
+        """Accepted secrets of the cluster, the used one first; none before the first replacement."""
         self.version = 0
         """Rises with every change; what was concluded at another version may be wrong."""
         self._user_names: dict[bytes, str] = {}
@@ -173,6 +184,9 @@ class IdentityView:
             case QuotaKey():
                 _set(self._quotas, parsed.quota_id, self._decode(found, auth_pb2.Quota))
                 self._quota_of = {quota.user: quota for quota in self._quotas.values()}
+            case ClusterSecretsKey():
+                secrets = self._decode(found, metadata_pb2.ClusterSecrets) or metadata_pb2.ClusterSecrets()
+                self.cluster_secrets = tuple(filter(None, (secrets.used, secrets.next, secrets.previous)))
             case PostureKey():
                 posture = self._decode(found, metadata_pb2.StoredPosture)
                 self.posture = cast(auth_pb2.Posture, 0 if posture is None else posture.posture)

@@ -348,6 +348,16 @@ class SigningKey(_message.Message):
     created_ms: int
     def __init__(self, key_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., created_ms: _Optional[int] = ...) -> None: ...
 
+class ClusterSecrets(_message.Message):
+    __slots__ = ("used", "next", "previous")
+    USED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    used: bytes
+    next: bytes
+    previous: bytes
+    def __init__(self, used: _Optional[bytes] = ..., next: _Optional[bytes] = ..., previous: _Optional[bytes] = ...) -> None: ...
+
 class StoredPosture(_message.Message):
     __slots__ = ("posture", "set_by", "set_ms")
     POSTURE_FIELD_NUMBER: _ClassVar[int]

@@ -263,9 +263,33 @@ def test_a_server_is_known_by_the_cluster_secret_alone(known):
     token, _ = known.gate.open_session(Identity("certificate:x", Proof.CERTIFICATE, "x"))
     assert not known.gate.caller(token).is_server
     other = gate_over(known.keys, known.clock, auth_pb2.POSTURE_REQUIRED)
-    other._server_key = b"y" * 32
+    other._first_secrets = (b"y" * 32,)
     with pytest.raises(UnauthenticatedError):
         known.gate.caller(other.server_token())
+
+
+def test_two_secrets_of_the_cluster_are_accepted_while_one_is_replaced(known):
+    """Remembered tokens of the old one end with it."""
+    (old,) = known.gate.cluster_secrets
+    before = known.gate.server_token()
+    assert known.gate.caller(before).is_server
+
+    def write(**secrets):
+        known.keys.write({KEYS.cluster_secrets(): metadata_pb2.ClusterSecrets(**secrets).SerializeToString()})
+
+    write(used=old, next=b"n" * 32)
+    assert known.gate.server_token() == before
+    write(used=b"n" * 32, previous=old)
+    after = known.gate.server_token()
+    assert after != before
+    assert known.gate.caller(before).is_server
+    assert known.gate.caller(after).is_server
+    write(used=b"n" * 32)
+    assert known.gate.server_token() == after
+    assert known.gate.caller(after).is_server
+    for _ in range(2):
+        with pytest.raises(UnauthenticatedError):
+            known.gate.caller(before)
 
 
 async def test_the_quota_of_every_user_does_not_apply_to_servers(known):
