@@ -9,7 +9,7 @@ from headrace.v1 import broker_pb2_grpc, cluster_pb2
 from headrace.wire.errors import ErrorCode
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_server.identity.callers import Proof
-from headrace_server.identity.gate import SERVER_KEY
+from headrace_server.identity.identification import SERVER_KEY
 from headrace_server.identity.session_tokens import sign_session
 from headrace_server.internal_v1 import metadata_pb2
 

@@ -24,7 +24,7 @@ from headrace_devcluster.session_check import find_refusal
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.identity.api_keys import parse_api_key
 from headrace_server.identity.callers import Proof
-from headrace_server.identity.gate import SERVER_KEY
+from headrace_server.identity.identification import SERVER_KEY
 from headrace_server.identity.rights import ROLES, Operation, ResourceKind
 from headrace_server.identity.session_tokens import sign_session
 from headrace_server.internal_v1 import metadata_pb2

@@ -106,7 +106,9 @@ class World:
         """Open a session, and begin a call with it that waits from now on."""
         for api_key in self.random.sample(self.api_keys, min(2, len(self.api_keys))):
             try:
-                token, _ = self.known.gate.open_session(self.known.gate.identity_of_api_key(api_key))
+                token, _ = self.known.gate.identification.open_session(
+                    self.known.gate.identification.identity_of_api_key(api_key)
+                )
             except UnauthenticatedError:
                 continue
             self.tokens.append(token)
@@ -131,7 +133,7 @@ class World:
 def decisions(gate, token):
     """Return the user and what it may do; `None` if the token is worth nothing."""
     try:
-        return answers(Access(gate, gate.caller(token), "Fetch"))
+        return answers(Access(gate, gate.identification.caller(token), "Fetch"))
     except UnauthenticatedError:
         return None
 

@@ -275,7 +275,13 @@ class BrokerServer:
         )
         failure_detector = PeerFailureDetector(phi, membership.registration, self._metrics)
         replication = Replication(
-            view, metastore, context, failure_detector, tasks, process.tls.internal, lambda: self._gate.cluster_secrets
+            view,
+            metastore,
+            context,
+            failure_detector,
+            tasks,
+            process.tls.internal,
+            lambda: self._gate.identification.cluster_secrets,
         )
         replica_manager = ReplicaManager(view, metastore, directory, context, replication)
         service = BrokerService(

@@ -167,7 +167,9 @@ class ServiceProcess:
         self, topic: str, client_id: str, gate: IdentityGate, view: ClusterView
     ) -> InternalTopicWriter:
         """Return a writer of a topic that servers write."""
-        return InternalTopicWriter(topic, client_id, view, self.name, gate.server_token, self.tls.internal)
+        return InternalTopicWriter(
+            topic, client_id, view, self.name, gate.identification.server_token, self.tls.internal
+        )
 
     def make_clock_exchange(self, view: ClusterView) -> ClockExchange:
         """Return the clock exchange with the other processes. The caller runs it."""

@@ -187,7 +187,7 @@ class _Coordinator:
         address = await self._listen()
         registry_address = await self._registry.start(self._gate, writes, self._limits)
         session = self._make_session(self._settings.advertised_address or address)
-        channels = BrokerChannels(self._gate.server_token, self._process.tls.internal)
+        channels = BrokerChannels(self._gate.identification.server_token, self._process.tls.internal)
         controller = self._make_controller(view, session, clocks)
         lag = GroupLag(
             view,

@@ -67,7 +67,7 @@ class Service:
             return ANONYMOUS
         (api_key, *_) = self.parts.view.users[user].api_keys
         found = Caller(Identity(user, Proof.API_KEY, api_key.key_id), self.parts.view)
-        self.gate.check(found)
+        self.gate.identification.check(found)
         return found
 
     async def call(self, user, method, /, **fields):

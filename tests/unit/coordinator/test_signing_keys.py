@@ -10,7 +10,7 @@ from headrace.v1 import auth_pb2
 from headrace_coordinator.core.signing_keys import KEPT_MS, ROTATION_MS, KeyPlan, plan_keys
 from headrace_coordinator.runtime.identity_maintenance import KEPT_GRANT_MS, IdentityMaintenance
 from headrace_server.identity.callers import MAX_SKEW_MS
-from headrace_server.identity.gate import SESSION_MS
+from headrace_server.identity.identification import SESSION_MS
 from headrace_server.identity.identity_view import SIGNS_AFTER_MS
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put

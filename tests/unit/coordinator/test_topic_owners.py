@@ -97,7 +97,7 @@ async def test_a_user_that_was_deleted_owns_nothing(parts):
 def test_who_may_create_and_nothing_more_becomes_the_owner(granted, owner):
     """Not administrators, whose grants cover the topic, nor callers that only the posture lets create it."""
     known = Known()
-    caller = known.gate.caller(known.user("ada"))
+    caller = known.gate.identification.caller(known.user("ada"))
     for role, resource in granted:
         known.grant("ada", role, resource)
     caller.refresh(known.clock.now_ms())
@@ -110,7 +110,7 @@ def test_owners_leave_room_for_the_grants_of_administrators(monkeypatch):
     """A user that creates topics without end is refused when half of all grants are used."""
     monkeypatch.setattr(topic_owners, "MAX_OWNED", 2)
     known = Known()
-    caller = known.gate.caller(known.user("ada"))
+    caller = known.gate.identification.caller(known.user("ada"))
     owners = TopicOwners(known.gate.view, KEYS, known.clock)
     known.grant("ada", "create", "topic:*")
     caller.refresh(known.clock.now_ms())

@@ -7,9 +7,6 @@ and groups that the request names. What is decided without an identity or a righ
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -28,30 +25,18 @@ from headrace_server.audit.audit_log import AuditLog
 from headrace_server.audit.events import AuditEvent, describe_request, resources_of
 from headrace_server.clock import Clock
 from headrace_server.cluster_identity import ClusterIdentity
-from headrace_server.identity import api_keys, session_tokens
 from headrace_server.identity.callers import (
     ANONYMOUS,
     PROOF_NAMES,
     Caller,
-    Identity,
-    Proof,
-    identity_of,
-    user_of_certificate,
 )
+from headrace_server.identity.identification import Identification
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.identity.producer_owners import owner_tag, tag_of
 from headrace_server.identity.quotas import NoQuotas, Quotas, Use
-from headrace_server.identity.refused_proofs import RefusedProofs
 from headrace_server.identity.rights import Operation, ResourceKind
-from headrace_server.identity.session_tokens import InvalidTokenError, key_id_of, read_session, sign_session
-from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.methods import Method
 
-SESSION_MS = 900_000
-"""Time for which a session token is valid; for less if its proof expires earlier."""
-MIN_SESSION_MS = 30_000
-"""Time for which a session is valid whose proof expires now, by a clock that may differ."""
-MAX_REMEMBERED_CALLERS = 10_000
 IDENTITY = "identity"
 """What a call without one lacks, in place of a right."""
 OWN_PRODUCER = "own producer id"
@@ -60,10 +45,6 @@ CANCELLED = "CANCELLED"
 """In place of the code of an error: the caller left before the call ended, which may have had its effect."""
 BOOTSTRAP = "BootstrapAdmin"
 """Method of the audit log for `headrace-coordinator bootstrap-admin`, which is no call."""
-STALE_MS = 30_000
-"""Age of the view from which an unknown identity may be one that is too new for it."""
-SERVER_KEY = "cluster"
-"""Name of the keys, derived from the cluster's secrets, that sign the tokens of brokers and coordinators."""
 
 
 class Counts(Protocol):
@@ -100,18 +81,14 @@ class IdentityGate:
         self._server_name = server_name
         self.audit_log = AuditLog(lost_events, lambda: self.writes_audit)
         self.view = view
+        self.identification = Identification(view, cluster, clock, server_name)
         self._clock = clock
         self._counts = counts
         self.quotas = Quotas(view, counts.held)
         self._server_quotas = Quotas(NoQuotas(), counts.held)
         self._least_posture = least_posture
         self._rights_max_age_ms = rights_max_age_ms
-        self._first_secrets = (cluster.secret,)
-        self._server_keys: tuple[tuple[bytes, ...], dict[str, bytes]] = (), {}
-        self._server_token = "", 0, ""
         self._cluster_id = cluster.cluster_id
-        self._callers: OrderedDict[object, Caller] = OrderedDict()
-        self._refused_proofs = RefusedProofs(clock)
 
     @property
     def posture(self) -> auth_pb2.Posture:
@@ -130,173 +107,12 @@ class IdentityGate:
     # --- who ---
 
     def identify(self, token: str, certificate_names: Sequence[str], method: str, address: str) -> Caller:
-        """Return the caller of a call as `caller`, and note a refusal, for both transports."""
+        """Return the caller of a call as `Identification.caller`, and note a refusal, for both transports."""
         try:
-            return self.caller(token, certificate_names)
+            return self.identification.caller(token, certificate_names)
         except UnauthenticatedError as error:
             self.note_refusal(Access(self, ANONYMOUS, method, address), ErrorCode.UNAUTHENTICATED, error.message)
             raise
-
-    def caller(self, token: str, certificate_names: Sequence[str] = ()) -> Caller:
-        """Return the caller with a session token or API key, or else a certificate; `ANONYMOUS` without any.
-
-        Raises:
-            UnauthenticatedError: If the token is none of this cluster's, or has ended.
-            MetastoreUnavailableError: If it may be newer than what this server knows, because etcd is unavailable.
-        """
-        if not token and not certificate_names:
-            return ANONYMOUS
-        key: object = token or tuple(certificate_names)
-        found = self._callers.get(key)
-        if found is None or self._names_another(found):
-            identity = self._read_token(token) if token else self._read_certificate(certificate_names)
-            found = self._callers[key] = Caller(identity, None if identity.proof is Proof.SERVER else self.view)
-            if len(self._callers) > MAX_REMEMBERED_CALLERS:
-                self._callers.popitem(last=False)
-        self.check(found)
-        return found
-
-    def _names_another(self, caller: Caller) -> bool:
-        """Return whether a certificate now identifies another user than when the caller was remembered."""
-        if caller.identity.proof is not Proof.CERTIFICATE:
-            return False
-        caller.refresh(self._clock.now_ms())
-        return bool(caller.ended)
-
-    def check(self, caller: Caller) -> None:
-        """Compare a caller with what is known now.
-
-        Raises:
-            UnauthenticatedError: If it is none any more.
-        """
-        caller.refresh(self._clock.now_ms())
-        if caller.is_server and caller.identity.signing_key not in self.server_keys:
-            raise UnauthenticatedError("the cluster's secret was replaced", action="Sign a new token.")
-        if caller.ended:
-            raise UnauthenticatedError(caller.ended, action="Open a new session.")
-
-    @property
-    def cluster_secrets(self) -> tuple[bytes, ...]:
-        """Secrets by which brokers and coordinators are accepted; this process proves by the first one."""
-        return self.view.cluster_secrets or self._first_secrets
-
-    @property
-    def server_keys(self) -> dict[str, bytes]:
-        """Keys of the tokens of brokers and coordinators by a hash of their secret, the one that signs first."""
-        secrets = self.cluster_secrets
-        if self._server_keys[0] != secrets:
-            keys = {
-                hashlib.sha256(secret).hexdigest()[:16]: hmac.digest(secret, b"headrace server tokens v1", "sha256")
-                for secret in secrets
-            }
-            self._server_keys = secrets, keys
-        return self._server_keys[1]
-
-    def _read_token(self, token: str) -> Identity:
-        if token.startswith(api_keys.PREFIX):
-            return self.identity_of_api_key(token)
-        try:
-            if token.startswith(f"{session_tokens.PREFIX}{SERVER_KEY}."):
-                return self._read_server_token(token)
-            claims = read_session(token, self.view.signing_secrets)
-            if claims.proof == Proof.SERVER:
-                raise InvalidTokenError("a server's claims under another key")
-            return identity_of(claims, key_id_of(token))
-        except (InvalidTokenError, ValueError) as error:
-            self._refused_proofs.note("session token", str(error))
-            self._check_age()
-            raise UnauthenticatedError("the session token is not valid", action="Open a new session.") from None
-
-    def _read_server_token(self, token: str) -> Identity:
-        refused = InvalidTokenError("there is no secret")
-        for key_hash, key in self.server_keys.items():
-            try:
-                claims = read_session(token, {SERVER_KEY: key})
-            except InvalidTokenError as error:
-                refused = error
-                continue
-            if claims.proof != Proof.SERVER:
-                raise InvalidTokenError("a user's claims under the cluster's key")
-            return identity_of(claims, key_hash)
-        raise refused
-
-    def identity_of_api_key(self, text: str) -> Identity:
-        """Return the identity of the holder of an API key.
-
-        Raises:
-            UnauthenticatedError: If there is no such key.
-            MetastoreUnavailableError: As `caller`.
-        """
-        api_key = api_keys.parse_api_key(text)
-        found = None if api_key is None else self.view.user_of_api_key(api_key.key_id)
-        if api_key is None or found is None or not hmac.compare_digest(found[1].sha256, api_key.sha256):
-            self._refused_proofs.note("API key", "no such key")
-            self._check_age()
-            raise UnauthenticatedError(
-                "the API key is not valid", action="Check that it is whole and was not deleted, or create a new one."
-            )
-        return Identity(found[0].name, Proof.API_KEY, api_key.key_id)
-
-    def _read_certificate(self, names: Sequence[str]) -> Identity:
-        found = user_of_certificate(self.view, names)
-        if found is None:
-            raise UnauthenticatedError(
-                "the names in the certificate belong to several users",
-                action="Let an administrator give them to one user, or use another certificate.",
-            )
-        return Identity(found[0], Proof.CERTIFICATE, found[1])
-
-    def _check_age(self) -> None:
-        age_ms = self.view.source.age_ms()
-        if age_ms > STALE_MS:
-            raise MetastoreUnavailableError(
-                f"the identity is unknown here, and etcd has not been reached for {age_ms // 1000} s",
-                outcome=Outcome.NOT_APPLIED,
-            )
-
-    # --- sessions ---
-
-    def open_session(self, identity: Identity) -> tuple[str, int]:
-        """Return a token for an identity, and the milliseconds for which it is valid.
-
-        Raises:
-            UnauthenticatedError: If the identity does not hold.
-            MetastoreUnavailableError: If the cluster has no signing key yet.
-        """
-        self.check(Caller(identity, self.view))
-        key = self.view.signing_key(self._clock.now_ms())
-        if key is None:
-            raise MetastoreUnavailableError(
-                "the controller has made no signing key yet", outcome=Outcome.NOT_APPLIED, retry_after_ms=500
-            )
-        claims = self._claims(identity)
-        return sign_session(claims, key.key_id, key.secret), claims.expires_ms - claims.issued_ms
-
-    def server_token(self) -> str:
-        """Return a token by which this process calls another server of the cluster, whose `IdentityGate` accepts it."""
-        now_ms = self._clock.now_ms()
-        token, renew_at_ms, signed_by = self._server_token
-        key_hash, key = next(iter(self.server_keys.items()))
-        # The second condition is false also if the wall clock was set back.
-        if signed_by != key_hash or not now_ms < renew_at_ms <= now_ms + SESSION_MS:
-            claims = self._claims(Identity(self._server_name, Proof.SERVER))
-            token = sign_session(claims, SERVER_KEY, key)
-            self._server_token = token, now_ms + SESSION_MS // 2, key_hash
-        return token
-
-    def _claims(self, identity: Identity) -> metadata_pb2.SessionClaims:
-        now_ms = self._clock.now_ms()
-        expires_ms = now_ms + SESSION_MS
-        if identity.expires_ms:
-            expires_ms = min(expires_ms, max(identity.expires_ms, now_ms + MIN_SESSION_MS))
-        return metadata_pb2.SessionClaims(
-            user=identity.user,
-            groups=identity.groups,
-            proof=identity.proof,
-            credential=identity.credential,
-            issued_ms=now_ms,
-            expires_ms=expires_ms,
-        )
 
     # --- whether ---
 
@@ -509,9 +325,9 @@ class Access:
         await self.quotas.hold(self.caller.identity.user, Use.REQUEST)
 
     def recheck(self) -> None:
-        """Compare the caller with what is known now, after a wait; raise as `IdentityGate.check`, and note it."""
+        """Compare the caller with what is known now, after a wait; raise as `Identification.check`, and note it."""
         try:
-            self._gate.check(self.caller)
+            self._gate.identification.check(self.caller)
         except UnauthenticatedError as error:
             self.note_refusal(ErrorCode.UNAUTHENTICATED, error.message)
             raise

@@ -81,7 +81,7 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
         match request.WhichOneof("proof"):
             case "api_key":
                 await self._wait_for_new_key(request.api_key)
-                identity = self._gate.identity_of_api_key(request.api_key)
+                identity = self._gate.identification.identity_of_api_key(request.api_key)
             case "jwt" if self._tokens is None:
                 return auth_pb2.OpenSessionResponse(coordinators=self._coordinators())
             case "jwt":
@@ -93,7 +93,7 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
                 raise InvalidRequestError(
                     "the request has no proof of identity", action="Set api_key, jwt or certificate."
                 )
-        token, lifetime_ms = self._gate.open_session(identity)
+        token, lifetime_ms = self._gate.identification.open_session(identity)
         return auth_pb2.OpenSessionResponse(token=token, lifetime_ms=lifetime_ms, user=identity.user)
 
     @unary
@@ -133,7 +133,7 @@ class SessionServicer(auth_pb2_grpc.SessionServiceServicer):
                 "the connection has no client certificate",
                 action="Set tls_cert_file and tls_key_file, and let the server have tls_client_auth = required.",
             )
-        return self._gate.caller("", names).identity
+        return self._gate.identification.caller("", names).identity
 
     def _coordinators(self) -> list[str]:
         found = [self._view.coordinators[name].live.address for name in sorted(self._view.coordinators)]

@@ -178,7 +178,7 @@ class NativeConnection(FramedConnection):
         """Return the caller with a session token, or else the certificate of the connection.
 
         Raises:
-            HeadraceError: As `IdentityGate.caller`, and if the user has as many connections as its quota allows.
+            HeadraceError: As `Identification.caller`, and if the user has as many connections as its quota allows.
         """
         gate = self._service.gate
         caller = gate.identify(session, certified_names(self), "Hello", self.host)

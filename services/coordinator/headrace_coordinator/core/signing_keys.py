@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from headrace_server.identity.callers import MAX_SKEW_MS
-from headrace_server.identity.gate import SESSION_MS
+from headrace_server.identity.identification import SESSION_MS
 from headrace_server.identity.identity_view import SIGNS_AFTER_MS
 from headrace_server.internal_v1 import metadata_pb2
 

@@ -13,7 +13,8 @@ from headrace.wire.errors import (
 )
 from headrace_server.identity.api_keys import make_api_key, parse_api_key
 from headrace_server.identity.callers import ANONYMOUS, MAX_SKEW_MS, Identity, Proof
-from headrace_server.identity.gate import SESSION_MS, STALE_MS, Access, set_access
+from headrace_server.identity.gate import Access, set_access
+from headrace_server.identity.identification import SESSION_MS, STALE_MS
 from headrace_server.identity.quotas import EVERY_USER, Use
 from headrace_server.identity.refused_proofs import LOG_MS
 from headrace_server.identity.rights import Operation, ResourceKind
@@ -62,12 +63,14 @@ class Known:
 
     def session(self, api_key):
         """Open a session, and return its token."""
-        token, lifetime_ms = self.gate.open_session(self.gate.identity_of_api_key(api_key))
+        token, lifetime_ms = self.gate.identification.open_session(
+            self.gate.identification.identity_of_api_key(api_key)
+        )
         assert lifetime_ms == SESSION_MS
         return token
 
     def access(self, token):
-        return Access(self.gate, self.gate.caller(token), "Produce")
+        return Access(self.gate, self.gate.identification.caller(token), "Produce")
 
     def counted(self, name, **labels):
         return self.registry.get_sample_value(f"x_{name}_total", labels)
@@ -108,7 +111,7 @@ def test_an_api_key_identifies_its_user_directly_and_by_a_session(known, is_exch
 def test_another_token_is_refused(known, spoil):
     """Whatever is not what this cluster signed."""
     with pytest.raises(UnauthenticatedError, match="is not valid"):
-        known.gate.caller(spoil(known.session(known.user())))
+        known.gate.identification.caller(spoil(known.session(known.user())))
 
 
 def test_a_flood_of_wrong_tokens_and_keys_is_a_line_in_ten_seconds(known):
@@ -117,10 +120,10 @@ def test_a_flood_of_wrong_tokens_and_keys_is_a_line_in_ten_seconds(known):
     with capture_logs() as lines:
         for at in range(1_000):
             with pytest.raises(UnauthenticatedError):
-                known.gate.caller(forged[at % 2])
+                known.gate.identification.caller(forged[at % 2])
         known.clock.advance(LOG_MS)
         with pytest.raises(UnauthenticatedError):
-            known.gate.caller(forged[1])
+            known.gate.identification.caller(forged[1])
     assert lines == [
         {"event": "identity_refused", "log_level": "info", "proof": proof, "cause": cause, "count": count}
         for proof, cause, count in (("session token", "a wrong code", 1), ("API key", "no such key", 1_000))
@@ -147,8 +150,8 @@ def test_a_session_ends_with_the_key_that_signed_it(known):
     with pytest.raises(UnauthenticatedError, match="signed the session was removed"):
         access.recheck()
     with pytest.raises(UnauthenticatedError):
-        known.gate.caller(token)
-    assert known.gate.caller(known.session(api_key)).name == "ada"
+        known.gate.identification.caller(token)
+    assert known.gate.identification.caller(known.session(api_key)).name == "ada"
 
 
 def test_a_disabled_user_is_nobody_until_enabled(known):
@@ -233,7 +236,7 @@ def test_a_certificate_identifies_one_user_or_itself(known):
     """Names are matched exactly; those of two users identify neither."""
     known.user(certificate_names=["billing.example.org"])
     known.user("bob", certificate_names=["spiffe://x/bob"])
-    caller = known.gate.caller
+    caller = known.gate.identification.caller
     assert caller("", ["cn", "billing.example.org"]).name == "ada"
     assert caller("", ["cn", "other.example.org"]).name == "certificate:other.example.org"
     assert caller("", ["cn", "a", "spiffe://x/a"]).name == "certificate:spiffe://x/a"
@@ -244,7 +247,7 @@ def test_a_certificate_identifies_one_user_or_itself(known):
 
 def test_a_certificate_is_refused_by_disabling_its_user(known):
     """Also one that is remembered, and that no user had before: there is no other revocation."""
-    caller = known.gate.caller("", ["cn"])
+    caller = known.gate.identification.caller("", ["cn"])
     access = Access(known.gate, caller, "Produce")
     access.recheck()
     user = metadata_pb2.StoredUser(name="certificate:cn", disabled=True)
@@ -252,51 +255,51 @@ def test_a_certificate_is_refused_by_disabling_its_user(known):
     with pytest.raises(UnauthenticatedError, match="user certificate:cn is disabled"):
         access.recheck()
     with pytest.raises(UnauthenticatedError, match="user certificate:cn is disabled"):
-        known.gate.caller("", ["cn"])
+        known.gate.identification.caller("", ["cn"])
 
 
 def test_a_server_is_known_by_the_cluster_secret_alone(known):
     """A session of the same name is no server, and no session is signed by that key."""
-    server = known.gate.caller(known.gate.server_token())
+    server = known.gate.identification.caller(known.gate.identification.server_token())
     assert server.is_server
     assert server.allows(WRITE, TOPIC, "__audit")
-    token, _ = known.gate.open_session(Identity("certificate:x", Proof.CERTIFICATE, "x"))
-    assert not known.gate.caller(token).is_server
+    token, _ = known.gate.identification.open_session(Identity("certificate:x", Proof.CERTIFICATE, "x"))
+    assert not known.gate.identification.caller(token).is_server
     other = gate_over(known.keys, known.clock, auth_pb2.POSTURE_REQUIRED)
-    other._first_secrets = (b"y" * 32,)
+    other.identification._first_secrets = (b"y" * 32,)
     with pytest.raises(UnauthenticatedError):
-        known.gate.caller(other.server_token())
+        known.gate.identification.caller(other.identification.server_token())
 
 
 def test_two_secrets_of_the_cluster_are_accepted_while_one_is_replaced(known):
     """Remembered tokens of the old one end with it."""
-    (old,) = known.gate.cluster_secrets
-    before = known.gate.server_token()
-    assert known.gate.caller(before).is_server
+    (old,) = known.gate.identification.cluster_secrets
+    before = known.gate.identification.server_token()
+    assert known.gate.identification.caller(before).is_server
 
     def write(**secrets):
         known.keys.write({KEYS.cluster_secrets(): metadata_pb2.ClusterSecrets(**secrets).SerializeToString()})
 
     write(used=old, next=b"n" * 32)
-    assert known.gate.server_token() == before
+    assert known.gate.identification.server_token() == before
     write(used=b"n" * 32, previous=old)
-    after = known.gate.server_token()
+    after = known.gate.identification.server_token()
     assert after != before
-    assert known.gate.caller(before).is_server
-    assert known.gate.caller(after).is_server
+    assert known.gate.identification.caller(before).is_server
+    assert known.gate.identification.caller(after).is_server
     write(used=b"n" * 32)
-    assert known.gate.server_token() == after
-    assert known.gate.caller(after).is_server
+    assert known.gate.identification.server_token() == after
+    assert known.gate.identification.caller(after).is_server
     for _ in range(2):
         with pytest.raises(UnauthenticatedError):
-            known.gate.caller(before)
+            known.gate.identification.caller(before)
 
 
 async def test_the_quota_of_every_user_does_not_apply_to_servers(known):
     """Else one for strangers would hold what brokers and coordinators ask of each other."""
     quota = auth_pb2.Quota(user=EVERY_USER, requests_per_second=1)
     known.keys.write({KEYS.quota(EVERY_USER): quota.SerializeToString()})
-    for token, is_held in (("", True), (known.user(), True), (known.gate.server_token(), False)):
+    for token, is_held in (("", True), (known.user(), True), (known.gate.identification.server_token(), False)):
         access = known.access(token)
         for _ in range(40):
             access.charge_request()
@@ -332,7 +335,7 @@ def test_users_and_grants_are_written_by_administrators_whatever_the_posture(pos
     row = METHODS["/headrace.v1.AuthService/PutGrant"]
     with pytest.raises(UnauthenticatedError):
         known.gate.admit(ANONYMOUS, "PutGrant", row)
-    developer = known.gate.caller(known.user())
+    developer = known.gate.identification.caller(known.user())
     known.grant("ada", "developer", "cluster")
     with pytest.raises(NotAuthorizedError, match="ada has no grant of admin for cluster"):
         known.gate.admit(developer, "PutGrant", row)
@@ -384,11 +387,11 @@ def test_an_unknown_identity_while_etcd_is_away_may_be_new(known):
     """Its owner is told to try again, not that it is wrong; known ones are served."""
     token, api_key = known.session(known.user()), make_api_key()
     known.keys.age_ms = lambda: STALE_MS + 1
-    known.gate.caller(token)
+    known.gate.identification.caller(token)
     with pytest.raises(MetastoreUnavailableError, match="etcd has not been reached for 30 s"):
-        known.gate.identity_of_api_key(api_key)
+        known.gate.identification.identity_of_api_key(api_key)
     with pytest.raises(MetastoreUnavailableError):
-        known.gate.caller("hr1.new.AAAA")
+        known.gate.identification.caller("hr1.new.AAAA")
 
 
 @pytest.mark.parametrize(
@@ -406,7 +409,10 @@ def test_acts_are_refused_once_rights_are_old(method, posture, age_ms, is_refuse
     known = Known(posture)
     row = METHODS[f"/headrace.v1.{method}"]
     known.grant("ada", "admin", "cluster")
-    ada, server = known.gate.caller(known.user()), known.gate.caller(known.gate.server_token())
+    ada, server = (
+        known.gate.identification.caller(known.user()),
+        known.gate.identification.caller(known.gate.identification.server_token()),
+    )
     known.keys.age_ms = lambda: age_ms
     with pytest.raises(MetastoreUnavailableError, match="300 s") if is_refused else contextlib.nullcontext():
         known.gate.admit(ada, method, row)

@@ -16,7 +16,8 @@ from headrace.wire.errors import (
 from headrace_server.identity import session_service
 from headrace_server.identity.api_keys import make_api_key, parse_api_key
 from headrace_server.identity.callers import ANONYMOUS, MAX_SKEW_MS, Identity, Proof
-from headrace_server.identity.gate import MIN_SESSION_MS, SESSION_MS, Access, set_access
+from headrace_server.identity.gate import Access, set_access
+from headrace_server.identity.identification import MIN_SESSION_MS, SESSION_MS
 from headrace_server.identity.session_service import SessionServicer
 from headrace_server.internal_v1 import metadata_pb2
 
@@ -69,7 +70,7 @@ class Server(Known):
         return await method(self.servicer, auth_pb2.OpenSessionRequest(**proof), Context(*names))
 
     async def who_am_i(self, token="", *names):
-        caller = self.gate.caller(token, names) if token or names else ANONYMOUS
+        caller = self.gate.identification.caller(token, names) if token or names else ANONYMOUS
         set_access(Access(self.gate, caller, "WhoAmI"))
         return await SessionServicer.WhoAmI.__wrapped__(self.servicer, auth_pb2.WhoAmIRequest(), Context())
 
