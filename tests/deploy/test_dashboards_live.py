@@ -125,6 +125,7 @@ def prometheus(
     config["rule_files"] = [str(ROOT / "deploy" / "helm" / "headrace" / "files" / "rules" / "headrace.yaml")]
     for job in config["scrape_configs"]:
         job.pop("scrape_interval", None)
+        job.pop("authorization", None)  # Metrics of this cluster need no identity.
         del job["relabel_configs"]  # All are on one host here.
         job["static_configs"] = [
             {"targets": [address], "labels": {"cluster": "headrace", "instance": name}}
