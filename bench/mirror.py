@@ -44,19 +44,19 @@ def worker(servers: str) -> Iterator[int]:
         process.wait()
 
 
-def fill(servers: str, size_bytes: int) -> None:
-    """Send values of 200 bytes to the topic's first partition."""
+def fill(servers: str, size_bytes: int, partitions: int = 1) -> None:
+    """Send values of 200 bytes to the topic's partitions."""
     values = [n.to_bytes(4, "big") + bytes(196) for n in range(5_000)]
     with headrace.Producer(bootstrap_servers=servers, acks=1) as producer:
-        for _ in range(size_bytes // 1_000_000):
-            producer.send_many(TOPIC, values, partition=0)
+        for number in range(size_bytes // 1_000_000):
+            producer.send_many(TOPIC, values, partition=number % partitions)
         producer.flush()
 
 
 def end_offset(admin: headrace.Admin) -> int:
-    """Return the high watermark of the topic's first partition; 0 if there is no topic yet."""
+    """Return the records of the topic, by its high watermarks; 0 if there is no topic yet."""
     try:
-        return admin.list_offsets(TOPIC)[headrace.TopicPartition(TOPIC, 0)].offset
+        return sum(at.offset for at in admin.list_offsets(TOPIC).values())
     except headrace.UnknownTopicError:
         return 0
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Installs what `make bench-peers` compares headrace with, by package name: Debian's packages (as root; their services
-# are not started), jars of Apache Kafka, Apache Fluss, Apache Cassandra and Spark's Kafka source from Maven Central, NATS from the Go
-# module proxy, and Python clients into an environment of their own.
+# are not started), jars of Apache Kafka, its MirrorMaker, Apache Fluss, Apache Cassandra and Spark's Kafka source from
+# Maven Central, NATS from the Go module proxy, and Python clients into an environment of their own.
 #
-#   bench/peers/install.sh                                       everything
-#   bench/peers/install.sh debian kafka fluss cassandra spark nats pip c   the same, or some of it
+#   bench/peers/install.sh                                                              everything
+#   bench/peers/install.sh debian kafka mirror_maker fluss cassandra spark nats pip c   the same, or some of it
 #
 # Jars, the environment and what is compiled go to .peers/ beside the Makefile; remove that folder to be rid of them.
 # What is not installed is skipped by the bench, with the reason.
@@ -33,6 +33,12 @@ kafka_jars() {
         mvn -q -f bench/peers/kafka/pom.xml dependency:copy-dependencies -Dkafka.version=$version \
             -DoutputDirectory="$PWD/$directory"
     done
+}
+
+mirror_maker_jars() {
+    rm -rf .peers/mirror-maker
+    mvn -q -f bench/peers/mirror_maker/pom.xml dependency:copy-dependencies \
+        -DoutputDirectory="$PWD/.peers/mirror-maker"
 }
 
 fluss_jars() {
@@ -75,16 +81,17 @@ c_client() {
         "$libraries"/librdkafka-*.so.1 -Wl,-rpath,"$libraries" -lpthread
 }
 
-for part in ${*:-debian kafka fluss cassandra spark nats pip c}; do
+for part in ${*:-debian kafka mirror_maker fluss cassandra spark nats pip c}; do
     case $part in
         debian) from_debian ;;
         kafka) kafka_jars ;;
+        mirror_maker) mirror_maker_jars ;;
         fluss) fluss_jars ;;
         cassandra) cassandra_jars ;;
         spark) spark_source ;;
         nats) nats_server ;;
         pip) python_clients ;;
         c) c_client ;;
-        *) echo "$0: no such part: $part (debian, kafka, fluss, cassandra, spark, nats, pip, c)" >&2; exit 2 ;;
+        *) echo "$0: no such part: $part (debian, kafka, mirror_maker, fluss, cassandra, spark, nats, pip, c)" >&2; exit 2 ;;
     esac
 done
