@@ -2,14 +2,16 @@
 
 Each round runs the same load without OpenTelemetry (its modules are hidden: what a program without the extra has), and
 with a tracer provider that samples 0 %, 1 % and 100 % of the traces, in a changing order, on a real cluster. Spans go
-to a process that takes them, by OpenTelemetry's own exporter; brokers export theirs, too. Printed are medians over the
-rounds of the ratios to the run without it in the same round: of records per second, and of CPU time per record of this
-process and the brokers, which other load on the machine disturbs less.
+to a process that takes them, by OpenTelemetry's own exporter; brokers export theirs, too. A second run without it shows
+what is noise. Printed are medians over the rounds of the ratios to the first run without it in the same round: of
+records per second, and of CPU time per record of this process and the brokers, which other load on the machine disturbs
+less, with the interval that has the median with a probability of 95 %.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import random
@@ -33,8 +35,10 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from rich.console import Console
 from rich.table import Table
 
-SHARES = {"without": None, "0 %": 0.0, "1 %": 0.01, "100 %": 1.0}
+SHARES = {"without": None, "without, again": None, "0 %": 0.0, "1 %": 0.01, "100 %": 1.0}
 VALUE = bytes(100)
+KEPT_BYTES = 64 << 20
+"""Of a topic and of a segment: rounds fill the disk otherwise."""
 
 
 class _Sink(BaseHTTPRequestHandler):
@@ -69,24 +73,31 @@ def sink() -> Iterator[str]:
         process.kill()
 
 
-@contextlib.contextmanager
-def sampled(share: float | None, endpoint: str) -> Iterator[None]:
-    """Trace this share of what begins in the block; `None` hides OpenTelemetry."""
+def provider_for(share: float | None, endpoint: str) -> TracerProvider | None:
+    """Return the provider that samples this share of the traces; `None` for `None`."""
     if share is None:
+        return None
+    provider = TracerProvider(ParentBased(TraceIdRatioBased(share)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint}/v1/traces")))
+    return provider
+
+
+@contextlib.contextmanager
+def traced(provider: TracerProvider | None) -> Iterator[None]:
+    """Trace by this provider in the block; `None` hides OpenTelemetry."""
+    if provider is None:
         hidden = sys.modules.pop("opentelemetry.trace")
         try:
             yield
         finally:
             sys.modules["opentelemetry.trace"] = hidden
         return
-    provider = TracerProvider(ParentBased(TraceIdRatioBased(share)))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint}/v1/traces")))
     before, trace._TRACER_PROVIDER = trace._TRACER_PROVIDER, provider
     try:
         yield
     finally:
         trace._TRACER_PROVIDER = before
-        provider.shutdown()
+        provider.force_flush()
 
 
 Run = Callable[[int], tuple[float, float]]
@@ -176,12 +187,15 @@ def measure(cluster: LocalCluster, endpoint: str, name: str, rounds: int, scale:
     costs: dict[str, list[float]] = {share: [] for share in SHARES}
     with contextlib.ExitStack() as stack:
         runs: dict[str, Run] = {}
+        providers = {name: provider_for(share, endpoint) for name, share in SHARES.items()}
+        for provider in filter(None, providers.values()):
+            stack.callback(provider.shutdown)
         with headrace.Admin(bootstrap_servers=servers) as admin:
             shared = ""
             for share in SHARES:
                 topic = shared if shared and name != "handler" else f"bench-{random.getrandbits(64):x}"
                 if topic != shared:
-                    admin.create_topic(topic, config={"retention_bytes": 256 << 20})
+                    admin.create_topic(topic, config={"retention_bytes": KEPT_BYTES, "segment_bytes": KEPT_BYTES})
                     shared = topic
                 if name == "handler":
                     runs[share] = handling(servers, topic, clock, stack)
@@ -189,7 +203,7 @@ def measure(cluster: LocalCluster, endpoint: str, name: str, rounds: int, scale:
                     runs[share] = sending(name, servers, topic, clock, stack)
         for turn in range(rounds + 1):  # The first one warms up.
             for share in random.sample(list(SHARES), len(SHARES)):
-                with sampled(SHARES[share], endpoint):
+                with traced(providers[share]):
                     took, cost = runs[share](records)
                 if turn:
                     seconds[share].append(took)
@@ -202,6 +216,7 @@ def measure(cluster: LocalCluster, endpoint: str, name: str, rounds: int, scale:
             "rate": round(ratio(seconds["without"], seconds[share]), 3),
             "CPU us": round(statistics.median(costs[share]) / records * 1e6, 2),
             "CPU": round(ratio(costs[share], costs["without"]), 3),
+            "95 %": "{:.3f} to {:.3f}".format(*interval(costs[share], costs["without"])),
         }
         for share in SHARES
     ]
@@ -212,18 +227,23 @@ def ratio(above: list[float], below: list[float]) -> float:
     return statistics.median(one / other for one, other in zip(above, below, strict=True))
 
 
+def interval(above: list[float], below: list[float]) -> tuple[float, float]:
+    """Return bounds of the median of the ratios, by the ranks of the sign test at 95 %."""
+    ratios = sorted(one / other for one, other in zip(above, below, strict=True))
+    rank = max(0, math.floor((len(ratios) - 1.96 * math.sqrt(len(ratios))) / 2))
+    return ratios[rank], ratios[-1 - rank]
+
+
 def main(
-    rounds: Annotated[
-        int, typer.Option(help="Rounds, each with every share; of sends each fills half a gigabyte of disk.")
-    ] = 20,
+    rounds: Annotated[int, typer.Option(help="Rounds, each with every share.")] = 20,
     scale: Annotated[float, typer.Option(help="Share of the usual number of records.")] = 1.0,
     load: Annotated[list[str] | None, typer.Option(help="Only these loads.")] = None,
     brokers: Annotated[int, typer.Option(help="Brokers; topics have as many replicas, up to three.")] = 3,
 ) -> None:
     """Measure and print."""
-    table = Table("load", "sampled", "records/s", "rate", "CPU us", "CPU")
+    table = Table("load", "sampled", "records/s", "rate", "CPU us", "CPU", "95 %")
     with sink() as endpoint:
-        settings = {"otlp_endpoint": endpoint}
+        settings = {"otlp_endpoint": endpoint, "retention_interval_ms": 1_000}
         with LocalCluster(LocalClusterSpec(brokers=brokers, coordinators=1, broker_settings=settings)) as cluster:
             for name in load or LOADS:
                 for row in measure(cluster, endpoint, name, rounds, scale):
