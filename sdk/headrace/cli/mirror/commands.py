@@ -173,7 +173,7 @@ def status(session: Session, *, name: Name) -> None:
         sections.append(TableSection(_SUBJECT_COLUMNS, subjects))
     document: JsonValue = {**summary, "partitions": list(rows), "subjects": list(subjects)}
     session.show(Report(document, tuple(sections)))
-    is_idle = not described.promoted_ms and not described.workers
+    is_idle = not (described.promoted_ms or described.workers or described.problem)
     if is_idle or any(row["problem"] for row in [*rows, *subjects]) or described.problem:
         raise CommandFailed(5, "no worker reports: start headrace mirror run" if is_idle else "")
 

@@ -17,7 +17,8 @@ class FollowedGroups:
     async def follow(self, described: MirrorDescription) -> None:
         """Store the offsets that have changed, at most the end of the mirror's log: offsets are equal there.
 
-        A group that has members here has moved, and keeps its own offsets. Those of a topic with a problem may be of
+        A group that has members here keeps its own offsets. Without members, an offset goes back only if it is the one
+        that was stored here last: else the group has read here meanwhile. Those of a topic with a problem may be of
         another topic of the name.
 
         Raises:
@@ -41,6 +42,13 @@ class FollowedGroups:
             changed = {tp: offset for tp, offset in offsets.items() if self._stored.get((group, tp)) != offset}
             if not changed:
                 continue
+            here = {tp: committed.offset for tp, committed in (await self._target.group_offsets(group)).items()}
+            self._stored |= {(group, tp): offset for tp, offset in changed.items() if here.get(tp) == offset}
+            changed = {
+                tp: offset
+                for tp, offset in changed.items()
+                if offset > here.get(tp, -1) or (offset < here[tp] and self._stored.get((group, tp)) == here[tp])
+            }
             try:
                 results = await self._target.reset_group_offsets(group, changed)
             except GroupNotEmptyError:

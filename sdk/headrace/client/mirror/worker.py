@@ -3,7 +3,7 @@
 Several workers share the partitions by their names in the table of mirrors: each copies those for which it has the
 highest hash. While they do not agree yet on who lives, two may copy a partition at once, which costs traffic only: a
 copy is appended where the log ends, or not at all. The worker with the highest hash of the mirror itself also creates
-topics and copies the groups' offsets.
+topics and copies the groups' offsets. A worker lives from when it has reached the source: until then the others copy.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Unpack
@@ -75,7 +75,6 @@ class MirrorWorker:
                 try:
                     described = await mirrors.describe(self._name)
                     if not described.promoted_ms:
-                        await mirrors.note_worker(self._name, self.worker_id, timedelta(seconds=ALIVE_SECONDS))
                         await self._serve(mirrors, described)
                     else:
                         self._on_report(self._name, None)
@@ -96,13 +95,32 @@ class MirrorWorker:
         async with Side(described.settings.source) as source, Side(self._settings) as target:
             cluster_id = (await source.admin.describe_cluster()).cluster_id
             await mirrors.note_source(self._name, described, cluster_id)
-            serving = _Serving(self.worker_id, described, mirrors, source, target)
-            try:
-                while await serving.look():
-                    self._on_report(self._name, serving.reported())
-                    await asyncio.sleep(LOOK_SECONDS)
-            finally:
-                await serving.stop()
+            async with self._alive(mirrors):
+                serving = _Serving(self.worker_id, described, mirrors, source, target)
+                try:
+                    while await serving.look():
+                        self._on_report(self._name, serving.reported())
+                        await asyncio.sleep(LOOK_SECONDS)
+                finally:
+                    await serving.stop()
+
+    @contextlib.asynccontextmanager
+    async def _alive(self, mirrors: AsyncMirrors) -> AsyncIterator[None]:
+        """Report that this worker lives while the block runs, however long it compares topics."""
+
+        async def live() -> None:
+            while True:
+                with contextlib.suppress(HeadraceError):  # The block fails, too, and its error is reported.
+                    await mirrors.note_worker(self._name, self.worker_id, timedelta(seconds=ALIVE_SECONDS))
+                await asyncio.sleep(ALIVE_SECONDS / 3)
+
+        heartbeat = asyncio.create_task(live())
+        try:
+            yield
+        finally:
+            await end_tasks([heartbeat])
+            with contextlib.suppress(HeadraceError):
+                await mirrors.note_worker_gone(self._name, self.worker_id)
 
 
 class _Serving:
@@ -123,7 +141,7 @@ class _Serving:
         self._copies: dict[TopicPartition, _RunningCopy] = {}
         self._partitions: dict[str, int] = {}
         """Number of partitions by topic."""
-        self._alive_at = self._reported_at = self._followed_at = self._counted_at = -1e9
+        self._reported_at = self._followed_at = self._counted_at = -1e9
 
     async def look(self) -> bool:
         """Read the table, and do what is due; return whether to continue.
@@ -132,9 +150,6 @@ class _Serving:
             HeadraceError: If one of the clusters cannot be asked.
         """
         now = asyncio.get_running_loop().time()
-        if now - self._alive_at >= ALIVE_SECONDS / 3:
-            await self._mirrors.note_worker(self._name, self._worker_id, timedelta(seconds=ALIVE_SECONDS))
-            self._alive_at = now
         described = describe(await self._mirrors.rows(reports=False), self._name)
         if described is None or described.promoted_ms or described.settings != self._described.settings:
             return False
@@ -228,8 +243,6 @@ class _Serving:
         if self._following is not None:
             await end_tasks([self._following])
         self._copies.clear()
-        with contextlib.suppress(HeadraceError):
-            await self._mirrors.note_worker_gone(self._name, self._worker_id)
 
 
 class _RunningCopy:

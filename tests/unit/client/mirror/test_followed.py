@@ -8,6 +8,7 @@ from headrace.client.mirror.followed_groups import FollowedGroups
 from headrace.client.mirror.followed_topics import FollowedTopics
 from headrace.client.mirror.rows import MirrorDescription, MirroredTopic, MirrorSettings, PartitionReport
 from headrace.client.mirror.worker import MirrorWorker
+from headrace.wire.errors import Outcome, TransportError
 from headrace.wire.ids import TopicPartition
 
 
@@ -42,6 +43,38 @@ async def noted(*_):
     """Store nothing."""
 
 
+def of_orders(end_offset):
+    """Return a mirror whose copy of one topic ends there."""
+    reports = {0: PartitionReport(end_offset, end_offset, 0, 0, "w0")}
+    return MirrorDescription("west", MirrorSettings({}), topics=[MirroredTopic("orders", "01", partitions=reports)])
+
+
+def test_positions_do_not_go_back_where_the_mirrors_own_group_has_moved_them():
+    """Also after a worker has started, which has stored none yet; those that were copied follow the source back."""
+    orders = TopicPartition("orders", 0)
+    source, target = FakeAdmin({}, {orders: 3}), FakeAdmin({}, {})
+
+    async def follow(groups, position=None, here=None):
+        source.offsets[orders] = position or source.offsets[orders]
+        target.offsets |= {} if here is None else {orders: here}
+        await groups.follow(of_orders(9))
+        return target.offsets[orders]
+
+    async def run():
+        groups = FollowedGroups(source, target)
+        assert [await follow(groups, 3), await follow(groups, 5), await follow(groups, 4)] == [3, 5, 4]
+        assert await follow(groups, here=7) == 7, "moved here"
+        assert await follow(groups, position=6) == 7
+        groups = FollowedGroups(source, target)
+        assert await follow(groups) == 7
+        assert await follow(groups, position=8) == 8
+        groups = FollowedGroups(source, target)
+        assert await follow(groups) == 8
+        assert await follow(groups, position=2) == 2
+
+    asyncio.run(run())
+
+
 def test_offsets_in_a_topic_that_was_created_again_are_not_those_of_the_copy():
     """Not even in the round that finds it: they would be positions among other records."""
     old, kept = TopicPartition("orders", 0), TopicPartition("clicks", 0)
@@ -66,6 +99,98 @@ def test_offsets_in_a_topic_that_was_created_again_are_not_those_of_the_copy():
     asyncio.run(follow())
     assert "created again" in described.topics[0].problem
     assert target.offsets == {kept: 4}
+
+
+class EmptySide:
+    """Cluster without anything."""
+
+    def __init__(self, _settings):
+        self.settings = {}
+        self.admin = self
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        pass
+
+    async def describe_cluster(self):
+        return SimpleNamespace(cluster_id="west")
+
+
+def test_a_worker_lives_while_it_waits(monkeypatch):
+    """For the table, or for as many topics as there are: another worker must not take its partitions."""
+
+    class Mirrors(EmptySide):
+        def __init__(self, **_):
+            self.admin, self.lives, self.is_alive = self, 0, asyncio.Event()
+
+        async def describe(self, name):
+            return of_orders(0)
+
+        async def note_worker(self, *_):
+            self.lives += 1
+            if self.lives == 5:
+                self.is_alive.set()
+
+        async def rows(self, **_):
+            await self.is_alive.wait()
+            ended.set()
+            return {}
+
+        note_source = note_problem = note_worker_gone = noted
+
+    ended = asyncio.Event()
+
+    async def run():
+        task = asyncio.create_task(MirrorWorker("west", bootstrap_servers="west:7181").run())
+        try:
+            await asyncio.wait_for(ended.wait(), 30)
+        finally:
+            await worker.end_tasks([task])
+
+    monkeypatch.setattr(worker, "AsyncMirrors", Mirrors)
+    monkeypatch.setattr(worker, "Side", EmptySide)
+    monkeypatch.setattr(worker, "ALIVE_SECONDS", 0.03)
+    asyncio.run(run())
+
+
+def test_a_worker_that_does_not_reach_the_source_does_not_keep_its_partitions(monkeypatch):
+    """Others may reach it; it tries again."""
+    tries, ended = [], asyncio.Event()
+
+    class Mirrors(EmptySide):
+        def __init__(self, **_):
+            pass
+
+        async def describe(self, name):
+            return of_orders(0)
+
+        async def note_worker(self, *_):
+            tries.append("lives")
+
+        async def note_problem(self, _name, problem):
+            tries.append(problem)
+            if len(tries) == 3:
+                ended.set()
+
+    class AwaySide(EmptySide):
+        async def describe_cluster(self):
+            await asyncio.sleep(0)
+            raise TransportError("it is away", outcome=Outcome.NOT_APPLIED)
+
+    async def run():
+        task = asyncio.create_task(MirrorWorker("west", bootstrap_servers="west:7181").run())
+        try:
+            await asyncio.wait_for(ended.wait(), 30)
+        finally:
+            await worker.end_tasks([task])
+
+    monkeypatch.setattr(worker, "AsyncMirrors", Mirrors)
+    monkeypatch.setattr(worker, "Side", AwaySide)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
+    asyncio.run(run())
+    assert set(tries) == {"it is away"}
 
 
 def test_a_worker_survives_an_error_that_nobody_expected(monkeypatch):
