@@ -133,6 +133,34 @@ def test_a_mirror_is_equal_and_is_promoted(source, headrace_cluster, topic_name)
     asyncio.run(run())
 
 
+def test_a_promotion_after_a_disaster_reports_the_records_that_are_lost(own_cluster, headrace_cluster, topic_name):
+    """The source is killed while the mirror is behind, and cannot be asked: the number is that of its last answer."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+    source = own_cluster(brokers=1, coordinators=1)
+
+    async def run():
+        async with AsyncMirrors(bootstrap_servers=servers) as mirrors, working(name, servers):
+            async with headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there:
+                await there.create_topic(topic_name, partitions=2)
+            await mirrors.create(name, from_(source, topic_name, bytes_per_second=1))
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(0, 20, 2))
+            await ends_at(mirrors.admin, topic_name, {0: 10, 1: 0})
+            await asyncio.to_thread(fill, source.bootstrap_servers, topic_name, range(0, 60, 2))
+
+            async def behind():
+                return (await mirrors.describe(name)).lag == 30
+
+            await until(behind, "30 records are reported")
+            source.kill()
+            (promoted,) = await mirrors.promote(name)
+            assert promoted.partitions[0].lag == 30
+            with headrace.Producer(bootstrap_servers=servers) as ours:
+                sent = await asyncio.to_thread(ours.send(topic_name, b"own", partition=0).result, WAIT)
+            assert sent.offset == 10
+
+    asyncio.run(run())
+
+
 def test_two_workers_share_and_take_over(source, headrace_cluster, topic_name):
     """Each copies some partitions; when one is gone, the other copies all."""
     name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
