@@ -1,5 +1,5 @@
 """A mirror between two clusters whose brokers, coordinators and workers are killed, and whose links to the workers are
-cut, slow, dead, or dead in one direction: equal logs at the end.
+cut, slow, dead, or dead in one direction, with TLS or without: equal logs at the end.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ pytestmark = pytest.mark.slow
 class Workers:
     """Processes of `headrace mirror run`; with `relays`, their connections take these addresses for others."""
 
-    def __init__(self, servers, directory, relays=None):
-        self._servers = servers
+    def __init__(self, settings, directory, relays=None):
         self._log = (directory / "workers.log").open("wb")
         self._module = "headrace.cli" if relays is None else "tests.integration.relayed_worker"
-        self._environ = {**os.environ, "HEADRACE_TEST_RELAYS": json.dumps(relays)}
+        given = {f"HEADRACE_{name.upper()}": value for name, value in settings.items()}
+        self._environ = {**os.environ, **given, "HEADRACE_TEST_RELAYS": json.dumps(relays)}
         self._processes = []
 
     def start(self):
-        command = [sys.executable, "-m", self._module, "mirror", "run", "-b", self._servers]
+        command = [sys.executable, "-m", self._module, "mirror", "run"]
         self._processes.append(subprocess.Popen(command, stdout=self._log, stderr=self._log, env=self._environ))
 
     def kill_one(self):
@@ -60,14 +60,14 @@ class Workers:
 class Sending(threading.Thread):
     """Sends numbered records with acks=all until told to stop."""
 
-    def __init__(self, servers, topic):
+    def __init__(self, settings, topic):
         super().__init__(daemon=True)
-        self._servers, self._topic = servers, topic
+        self._settings, self._topic = settings, topic
         self._over = threading.Event()
         self.sent = 0
 
     def run(self):
-        with headrace.Producer(bootstrap_servers=self._servers, linger_ms=20) as producer:
+        with headrace.Producer(**self._settings, linger_ms=20) as producer:
             while not self._over.wait(0.01):
                 futures = [
                     producer.send(self._topic, b"%d" % (self.sent + n), partition=(self.sent + n) % PARTITIONS)
@@ -93,23 +93,28 @@ def until(condition, what):
         time.sleep(0.2)
 
 
-def ends(servers, topic):
-    with headrace.Admin(bootstrap_servers=servers) as admin:
+def settings_of(cluster):
+    """Return the settings of its clients."""
+    return {"bootstrap_servers": cluster.bootstrap_servers, **cluster.client_settings}
+
+
+def ends(cluster, topic):
+    with headrace.Admin(**settings_of(cluster)) as admin:
         return {tp.partition: at.offset for tp, at in admin.list_offsets(topic, "latest").items()}
 
 
 def check_equal(source, target, topic, wanted):
     for number, end in wanted.items():
-        theirs = batches_of(topic, number, end, bootstrap_servers=source.bootstrap_servers)
-        assert batches_of(topic, number, end, bootstrap_servers=target.bootstrap_servers) == theirs
+        theirs = batches_of(topic, number, end, **settings_of(source))
+        assert batches_of(topic, number, end, **settings_of(target)) == theirs
 
 
 def wait_copied(source, target, topic, directory):
     """Wait until the mirror ends where its source does; return these ends by partition."""
-    wanted = ends(source.bootstrap_servers, topic)
+    wanted = ends(source, topic)
     until(
-        lambda: ends(target.bootstrap_servers, topic) == wanted,
-        lambda: (wanted, ends(target.bootstrap_servers, topic), (directory / "workers.log").read_text()),
+        lambda: ends(target, topic) == wanted,
+        lambda: (wanted, ends(target, topic), (directory / "workers.log").read_text()),
     )
     return wanted
 
@@ -121,13 +126,13 @@ def test_a_mirror_is_equal_after_kills_on_both_sides(tmp_path):
     print("HEADRACE_MIRROR_SEED =", seed)
     spec = LocalClusterSpec(brokers=3, coordinators=2)
     with LocalCluster(spec) as source, LocalCluster(spec) as target:
-        with headrace.Admin(bootstrap_servers=source.bootstrap_servers) as admin:
+        with headrace.Admin(**settings_of(source)) as admin:
             admin.create_topic("orders", PARTITIONS, 3, {"durability": "async"})
-        workers = Workers(target.bootstrap_servers, tmp_path)
-        sending = Sending(source.bootstrap_servers, "orders")
+        workers = Workers(settings_of(target), tmp_path)
+        sending = Sending(settings_of(source), "orders")
         try:
-            with Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
-                mirrors.create("west", MirrorSettings({"bootstrap_servers": source.bootstrap_servers}))
+            with Mirrors(**settings_of(target)) as mirrors:
+                mirrors.create("west", MirrorSettings(settings_of(source)))
             workers.start()
             workers.start()
             sending.start()
@@ -147,14 +152,14 @@ def test_a_mirror_is_equal_after_kills_on_both_sides(tmp_path):
             wanted = wait_copied(source, target, "orders", tmp_path)
             assert sum(wanted.values()) == sending.sent
             check_equal(source, target, "orders", wanted)
-            with Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
+            with Mirrors(**settings_of(target)) as mirrors:
                 began = time.monotonic()
                 source.kill()
                 mirrors.promote("west")
-                with headrace.Producer(bootstrap_servers=target.bootstrap_servers) as producer:
+                with headrace.Producer(**settings_of(target)) as producer:
                     assert producer.send("orders", b"own", partition=0).result(WAIT).offset == wanted[0]
                 print("promoted and written after", round(time.monotonic() - began, 2), "s")
-            with headrace.Reader("orders", bootstrap_servers=target.bootstrap_servers) as reader:
+            with headrace.Reader("orders", **settings_of(target)) as reader:
                 values = sorted(int(record.value) for record in reader if record.value != b"own")
             assert values == list(range(sending.sent))
         finally:
@@ -184,32 +189,35 @@ FAULTS = {
 
 
 def test_a_mirror_is_equal_after_faults_of_its_links(tmp_path):
-    """Links of two workers to the source, to the mirror, or to both, fail under load, and a worker may be killed."""
+    """Links of two workers to the source, to the mirror, or to both, fail under load, and a worker may be killed.
+
+    The seed also decides which of the clusters have TLS.
+    """
     seed = int(os.environ.get("HEADRACE_MIRROR_SEED", str(random.randrange(1 << 30))))
     rng = random.Random(seed)
-    print("HEADRACE_MIRROR_SEED =", seed)
-    spec = LocalClusterSpec(brokers=2, coordinators=1)
-    with LinkedCluster(spec) as source, LinkedCluster(spec) as target, ExitStack() as stack:
+    specs = [LocalClusterSpec(brokers=2, coordinators=1, tls=rng.random() < 0.5) for _ in range(2)]
+    print("HEADRACE_MIRROR_SEED =", seed, "TLS:", [spec.tls for spec in specs])
+    with LinkedCluster(specs[0]) as source, LinkedCluster(specs[1]) as target, ExitStack() as stack:
         links = {"source": source.gates(stack), "mirror": target.gates(stack)}
         relays = {address: gate.address for gates in links.values() for address, gate in gates.items()}
         for run in range(LINK_RUNS):
             topic = f"orders-{run}"
-            with headrace.Admin(bootstrap_servers=source.bootstrap_servers) as admin:
+            with headrace.Admin(**settings_of(source)) as admin:
                 admin.create_topic(topic, PARTITIONS, 2, {"durability": "async"})
             check_link_run(rng, source, target, links, relays, topic, tmp_path)
 
 
 def check_link_run(rng, source, target, links, relays, topic, directory):
     """Copy a topic while links fail; then it must be equal."""
-    workers = Workers(target.bootstrap_servers, directory, relays)
-    sending = Sending(source.bootstrap_servers, topic)
+    workers = Workers(settings_of(target), directory, relays)
+    sending = Sending(settings_of(source), topic)
     try:
-        with Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
-            mirrors.create(topic, MirrorSettings({"bootstrap_servers": source.bootstrap_servers}, (topic,)))
+        with Mirrors(**settings_of(target)) as mirrors:
+            mirrors.create(topic, MirrorSettings(settings_of(source), (topic,)))
         workers.start()
         workers.start()
         sending.start()
-        until(lambda: sum(ends(target.bootstrap_servers, topic).values()), lambda: "the first records are copied")
+        until(lambda: sum(ends(target, topic).values()), lambda: "the first records are copied")
         for _ in range(LINK_FAULTS):
             chosen = rng.choice([["source"], ["mirror"], ["source", "mirror"]])
             fault = rng.choice(list(FAULTS))
@@ -228,7 +236,7 @@ def check_link_run(rng, source, target, links, relays, topic, directory):
         wanted = wait_copied(source, target, topic, directory)
         assert sum(wanted.values()) == sending.sent
         check_equal(source, target, topic, wanted)
-        with Mirrors(bootstrap_servers=target.bootstrap_servers) as mirrors:
+        with Mirrors(**settings_of(target)) as mirrors:
             mirrors.promote(topic)
     finally:
         for gate in (gate for gates in links.values() for gate in gates.values()):
