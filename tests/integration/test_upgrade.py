@@ -1,6 +1,6 @@
-"""Brokers, coordinators and clients of an earlier commit and of this one together, under load: nothing fails.
+"""Brokers, coordinators, clients and Spark of an earlier state and of this one together, under load: nothing fails.
 
-`upgrade_baseline.txt` names the commit; from the first release on, the newest release.
+The earlier state is the newest release, by its tag; before the first one, the commit that `upgrade_baseline.txt` names.
 """
 
 from __future__ import annotations
@@ -24,21 +24,30 @@ from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
 from tests.integration.upgrade_client import GROUP
 
 ROOT = Path(__file__).parents[2]
-BASELINE = (Path(__file__).parent / "upgrade_baseline.txt").read_text().strip()
+BASELINE = Path(__file__).parent / "upgrade_baseline.txt"
 PACKAGES = ("sdk", "services/common", "services/broker", "services/coordinator")
 TOPIC, PARTITIONS = "clicks", 6
 CLIENT = Path(__file__).parent / "upgrade_client.py"
+SPARK = Path(__file__).parent / "upgrade_spark.py"
 MORE = 100
 """Records of each client between two restarts."""
+SPARK_SECONDS = 240
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def baseline(root: Path = ROOT) -> str:
+    """Return the newest tag of a release below the last commit, or the commit that the file names."""
+    command = ["git", "-C", str(root), "describe", "--abbrev=0", "--match", "v[0-9]*", "HEAD~"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else BASELINE.read_text().strip()
 
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a process of the earlier commit."""
     root = tmp_path_factory.mktemp("older")
-    command = ["git", "-C", str(ROOT), "archive", BASELINE, *PACKAGES]
+    command = ["git", "-C", str(ROOT), "archive", baseline(), *PACKAGES]
     archive = subprocess.run(command, capture_output=True, check=False)
     assert archive.returncode == 0, archive.stderr.decode()
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
@@ -141,3 +150,31 @@ def test_a_cluster_is_upgraded_and_back_under_load(older: dict[str, str]) -> Non
         assert min(map(len, read.values())) > 0, "each member reads a share"
         for part in cluster.parts:
             assert "Traceback" not in part.log_file.read_text(), part.name
+
+
+@pytest.mark.parametrize("servers", ["older", "newer"])
+def test_spark_reads_and_writes_topics_of_the_other_release(older: dict[str, str], servers: str) -> None:
+    """By the data source of each, in its driver and in its tasks."""
+    cluster = SkewedCluster(LocalClusterSpec(brokers=1, coordinators=1))
+    cluster.environment, spark = (older, {}) if servers == "older" else ({}, older)
+    values = [str(number) for number in range(1_000)]
+    with cluster:
+        with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers) as admin:
+            for topic in (TOPIC, "copied"):
+                admin.create_topic(topic, PARTITIONS)
+        with headrace.Producer(bootstrap_servers=cluster.bootstrap_servers) as producer:
+            producer.send_many(TOPIC, [value.encode() for value in values])
+        done = subprocess.run(
+            [sys.executable, SPARK, cluster.bootstrap_servers, TOPIC, "copied"],
+            env={**os.environ, **spark, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            capture_output=True,
+            text=True,
+            timeout=SPARK_SECONDS,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-5_000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["values"] == sorted(values)
+    root = spark.get("PYTHONPATH", str(ROOT)).partition(os.pathsep)[0]
+    assert len(told["paths"]) > 1, "the driver and a task"
+    assert all(path.startswith(root) for path in told["paths"]), told["paths"]
