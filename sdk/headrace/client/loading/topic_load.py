@@ -15,7 +15,7 @@ from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.progress import LoadedTopic, LoadProgress, PartitionProgress
 from headrace.client.loading.row_writer import RowWriter
 from headrace.client.loading.tables.errors import LoadError
-from headrace.client.loading.tables.places import AnyAttempt, discard
+from headrace.client.loading.tables.places import AnyAttempt
 from headrace.client.loading.tables.state import TableState
 from headrace.client.loading.topic_log import TopicLog
 from headrace.wire.ids import TopicPartition
@@ -172,7 +172,7 @@ class TopicLoad:
         if self._writer is not None:
             self._writer.abandon()
         if self._attempt is not None:
-            discard(self._attempt)
+            self._attempt.discard()
         self._attempt = self._writer = None
 
     def finish(self) -> LoadedTopic:

@@ -97,6 +97,8 @@ class Attempt:
         """Remove the attempt with all unpublished files."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    discard = remove
+
 
 def begin(root: Path) -> Attempt:
     """Create a new attempt."""

@@ -25,7 +25,7 @@ import pyarrow
 from headrace.client.loading.tables.attempts import META
 from headrace.client.loading.tables.compaction import merge_files, small_groups
 from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
-from headrace.client.loading.tables.places import AnyAttempt, LocalPlace, ObjectPlace, TablePlace, discard
+from headrace.client.loading.tables.places import AnyAttempt, LocalPlace, ObjectPlace, TablePlace
 from headrace.client.loading.tables.state import Source, TableState, conflict
 
 SOURCE = "headrace.source"
@@ -262,7 +262,7 @@ class IcebergTable:
             files = attempt.files()
             attempt.publish(files)
         except BaseException:
-            discard(attempt)
+            attempt.discard()
             raise
         summary = {SOURCE: _source_text(state.source), POSITIONS: json.dumps(dict(state.positions))}
 

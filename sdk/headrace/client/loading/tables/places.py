@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 import pyarrow
 from pyarrow import fs, parquet
 
-from headrace.client.loading.tables.attempts import META, Attempt, DataFile, begin, left_behind, table_lock
+from headrace.client.loading.tables.attempts import META, DataFile, begin, left_behind, table_lock
 
 REMAINS_SECONDS = 86_400.0
 """Age at which the files of a killed load are removed from an object store."""
@@ -49,6 +49,11 @@ class AnyAttempt(Protocol):
 
     def remove(self) -> None:
         """Forget the attempt, with all unpublished files."""
+
+    def discard(self) -> None:
+        """Remove an attempt of which nothing is committed, with its files; published ones of a directory stay for
+        `remove_remains`.
+        """
 
 
 class TablePlace(Protocol):
@@ -228,16 +233,6 @@ class ObjectAttempt:
             if info.is_file:
                 self.filesystem.delete_file(info.path)
         self.remove()
-
-
-def discard(attempt: AnyAttempt) -> None:
-    """Remove an attempt of which nothing is committed, with its files; published ones of a directory stay for
-    `remove_remains`.
-    """
-    if isinstance(attempt, ObjectAttempt):
-        attempt.discard()
-    elif isinstance(attempt, Attempt):
-        attempt.remove()
 
 
 def place_of(where: Path | str) -> TablePlace:
