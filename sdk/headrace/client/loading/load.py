@@ -26,7 +26,7 @@ from headrace.client.consumer.consumer import Consumer
 from headrace.client.loading.progress import LoadedTopic, Progress
 from headrace.client.loading.tables.errors import LoadError, is_full
 from headrace.display.progress import progress_bar
-from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError
+from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -277,5 +277,6 @@ def _explained(to: str) -> Iterator[None]:
             "pyarrow",
             "sqlalchemy",
         } or isinstance(error, OSError):
-            raise LoadError(f"{to}: {' '.join(str(error).split())}; run the load again, which continues") from error
+            said = " ".join(str(error).split())  # The answer to a commit may be what was lost.
+            raise LoadError(f"{to}: {said}; run the load again, which continues", Outcome.UNKNOWN) from error
         raise

@@ -1,6 +1,7 @@
 """Tables on object storage: moto's server of S3, which answers `If-None-Match` with 412 as S3 does."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from pyarrow import fs, parquet
 from pyiceberg.utils.config import Config
 
 from tests.children import running as child_running
+
+from .faulty_s3 import ALL, NONE, Fault, faulty_s3
 
 pytestmark = pytest.mark.timeout(300)
 SERVER = """
@@ -38,10 +41,17 @@ def s3_port():
         running.stdin.close()
 
 
+@pytest.fixture(scope="module")
+def faulty(s3_port):
+    """A proxy in front of the server, which lets everything pass until a test wants otherwise."""
+    with faulty_s3(s3_port) as proxy:
+        yield proxy
+
+
 @pytest.fixture
-def s3(s3_port, monkeypatch):
-    """A file system with an empty bucket `lake`; all libraries find the server in the environment."""
-    endpoint = f"http://127.0.0.1:{s3_port}"
+def s3(faulty, monkeypatch):
+    """A file system with an empty bucket `lake`; all libraries find the proxy in the environment."""
+    endpoint = faulty.url
     for name, value in {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
@@ -55,17 +65,18 @@ def s3(s3_port, monkeypatch):
     found = fs.S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, allow_bucket_deletion=True)
     found.create_dir("lake")
     yield found
+    faulty.set(NONE)
     found.delete_dir("lake")
 
 
 @pytest.fixture
-def catalog(s3, s3_port, tmp_path, monkeypatch):
+def catalog(s3, faulty, tmp_path, monkeypatch):
     """A catalog of pyiceberg's configuration whose tables are in the bucket."""
     prefix = "PYICEBERG_CATALOG__LAKE__"
     monkeypatch.setenv(f"{prefix}TYPE", "sql")
     monkeypatch.setenv(f"{prefix}URI", f"sqlite:///{tmp_path}/catalog.db")
     monkeypatch.setenv(f"{prefix}WAREHOUSE", "s3://lake/warehouse")
-    monkeypatch.setenv(f"{prefix}S3__ENDPOINT", f"http://127.0.0.1:{s3_port}")
+    monkeypatch.setenv(f"{prefix}S3__ENDPOINT", faulty.url)
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     return "lake"
 
@@ -209,3 +220,68 @@ def test_a_failed_load_leaves_no_objects(log, s3, monkeypatch):
         headrace.load("clicks", to=URL, format="delta", bootstrap_servers=log.bootstrap_servers)
     assert not ObjectPlace(URL)._files("lake/clicks", recursive=True)
     assert os.environ["AWS_ENDPOINT_URL"]
+
+
+def test_a_bucket_that_refuses_writes_fails_the_load_alone(log, loaded, faulty):
+    """With S3's reason; the rows before stay, and once it accepts them the next load has the others."""
+    load, read, _ = loaded
+    send(log, 0, 10)
+    load()
+    send(log, 10, 10)
+    faulty.set(Fault(403, "AccessDenied"))
+    with pytest.raises(headrace.LoadError, match=r"(?i)access.?denied"):
+        load()
+    faulty.set(NONE)
+    assert read() == list(range(10))
+    assert load()[0].rows == 10
+    assert read() == list(range(20))
+
+
+def test_a_bucket_that_is_too_busy_is_asked_again(log, loaded, faulty):
+    """Each object is written at the second attempt."""
+    load, read, _ = loaded
+    send(log, 0, 10)
+    faulty.set(Fault(503, "SlowDown", each_path_once=True))
+    assert load()[0].rows == 10
+    _, failures = faulty.set(NONE)
+    assert failures > 2
+    assert read() == list(range(10))
+
+
+@pytest.mark.parametrize("part", ["/attempts/", ".parquet", ".json"])
+def test_a_write_whose_answer_is_lost_is_there_once(log, loaded, faulty, part):
+    """Of the note of the attempt, of rows, and of the commit: the load finds out that it is done."""
+    load, read, _ = loaded
+    for first in (0, 10):
+        send(log, first, 10)
+        faulty.set(Fault(part=part, methods=("PUT",), times=1))
+        assert load()[0].rows == 10
+        _, failures = faulty.set(NONE)
+        assert failures == 1
+        assert read() == list(range(first + 10))
+
+
+def test_credentials_that_expire_in_the_middle_fail_the_load_alone(log, loaded, faulty):
+    """At any request; with new ones the next load continues, and has no row twice."""
+    load, read, _ = loaded
+    send(log, 0, 10)
+    load()
+    faulty.set(NONE)
+    send(log, 10, 10)
+    load()
+    requests, _ = faulty.set(NONE)
+    rows, reasons = 20, []
+    for after in range(0, requests, requests // 5):
+        send(log, rows, 10)
+        faulty.set(Fault(400, "ExpiredToken", ALL, after=after))
+        try:
+            load()
+        except headrace.LoadError as error:
+            reasons.append(str(error))
+        faulty.set(NONE)
+        load()
+        rows += 10
+        assert read() == list(range(rows))
+    assert len(reasons) > 2
+    # The answer to a HEAD has no body, and so no code.
+    assert all(re.search("(?i)expired|status 400", reason) for reason in reasons), reasons

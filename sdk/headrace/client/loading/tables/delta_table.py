@@ -131,9 +131,10 @@ class DeltaTable:
                 )
         except (CommitFailedError, TableNotFoundError) as error:
             self.recover()
-            raise ConcurrentCommitError(
-                f"the commit to {self.place.uri} was refused: {error}; run the job again"
-            ) from error
+            if not files or files[0].path not in self._paths():  # Else the answer to the first try was lost.
+                raise ConcurrentCommitError(
+                    f"the commit to {self.place.uri} was refused: {error}; run the job again"
+                ) from error
         attempt.remove()
         return self.state()
 

@@ -6,10 +6,10 @@ from headrace.wire.errors import HeadraceError, Outcome
 
 
 class LoadError(HeadraceError):
-    """The table cannot be read or written; nothing was committed."""
+    """The table cannot be read or written; nothing was committed, unless the outcome is unknown."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, outcome=Outcome.NOT_APPLIED, action="")
+    def __init__(self, message: str, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
+        super().__init__(message, outcome=outcome, action="")
 
 
 class TableBusyError(LoadError):
