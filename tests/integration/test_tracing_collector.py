@@ -1,4 +1,4 @@
-"""The trace of a record, seen in the real OpenTelemetry Collector, built from its own Go modules: needs Go."""
+"""The trace of a record, and the span of a job, seen in the real OpenTelemetry Collector, built from Go modules."""
 
 import base64
 import hashlib
@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +25,7 @@ from tests.otlp_receiver import ReceivedSpan, spans_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).parent / "otelcol"
+JOB = Path(__file__).parent / "traced_job.py"
 CONFIG = """
 receivers:
   otlp:
@@ -120,6 +122,16 @@ def read_spans(file: Path) -> list[ReceivedSpan]:
     return spans
 
 
+def wait_for_spans(file: Path, names: set[str], chosen: Callable[[ReceivedSpan], bool]) -> list[ReceivedSpan]:
+    """Return the chosen spans once there are these."""
+    deadline = time.monotonic() + 120
+    spans: list[ReceivedSpan] = []
+    while not names <= {span.name for span in spans}:
+        assert time.monotonic() < deadline, sorted(span.name for span in spans)
+        spans = [span for span in read_spans(file) if chosen(span)]
+    return spans
+
+
 def test_the_collector_has_one_trace_from_the_send_to_the_handler(
     collector: tuple[str, Path], own_cluster: Callable[..., LocalCluster]
 ) -> None:
@@ -131,10 +143,26 @@ def test_the_collector_has_one_trace_from_the_send_to_the_handler(
     with application(endpoint) as provider:
         trace_id = send_and_handle(cluster, provider, "auto")
     wanted = {"checkout", f"send {TOPIC}", PRODUCE, f"process {TOPIC}", "send mail", *STAGES}
-    deadline = time.monotonic() + 120
-    spans: list[ReceivedSpan] = []
-    while not wanted <= {span.name for span in spans}:
-        assert time.monotonic() < deadline, sorted(span.name for span in spans)
-        spans = [span for span in read_spans(file) if span.trace_id == trace_id]
+    spans = wait_for_spans(file, wanted, lambda span: span.trace_id == trace_id)
     check_trace(spans, "grpc" if os.environ.get("HEADRACE_TEST_TRANSPORT") == "grpc" else "headrace")
+    assert SECRET.decode() not in file.read_text()
+
+
+def test_the_collector_has_the_commit_of_a_spark_job(
+    collector: tuple[str, Path], own_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    """As the job's own process sent it, with the number of its records."""
+    endpoint, file = collector
+    cluster = own_cluster(brokers=1, coordinators=1)
+    servers = cluster.bootstrap_servers
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(TOPIC)
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        producer.send_many(TOPIC, [SECRET] * 10)
+    job = ["spark_jobs.load", "--topic", TOPIC, "--table", str(tmp_path / "table"), "-b", servers]
+    command = [sys.executable, str(JOB), endpoint, *job, "--master", "local[1]", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-5_000:]
+    (span,) = wait_for_spans(file, {f"process {TOPIC}"}, lambda span: span.name == f"process {TOPIC}")
+    assert span.attributes["messaging.batch.message_count"] == 10
     assert SECRET.decode() not in file.read_text()
