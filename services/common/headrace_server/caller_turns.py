@@ -87,6 +87,7 @@ class _Turns:
         self._waiting: CallerQueue[asyncio.Future[None]] = CallerQueue(QUANTUM_BYTES)
         self._is_given = False  # a turn, or the pause after it, is in progress
         self._owed_seconds = 0.0
+        self._is_in_step = False  # the first step of a turn may not be over
         self._held: object = None  # token of the turn that did not end with its first step
         self._paid_at: OrderedDict[str, float] = OrderedDict()
         """Time until which each caller has used its rate, the one of the last call last."""
@@ -141,7 +142,8 @@ class _Turns:
             timer.cancel()
             if self._held is token:
                 self._held = None
-                self._pause(loop, caller, size_bytes, started)
+                if not self._is_in_step:
+                    self._pause(loop, caller, size_bytes, started)
 
         timer = loop.call_later(MAX_HELD_SECONDS, end)
         return end
@@ -155,12 +157,16 @@ class _Turns:
             loop.call_soon(self._give, loop)
             return
         turn.set_result(None)
-        # Runs after the step, which the result has scheduled.
-        loop.call_soon(self._pause, loop, caller, size_bytes, loop.time())
+        self._is_in_step = True
+        # The result has scheduled the step, or its task has not begun yet and takes the result in the next iteration.
+        loop.call_soon(loop.call_soon, self._end_step, loop, caller, size_bytes, loop.time())
+
+    def _end_step(self, loop: asyncio.AbstractEventLoop, caller: str, size_bytes: int, started: float) -> None:
+        self._is_in_step = False
+        if self._held is None:
+            self._pause(loop, caller, size_bytes, started)
 
     def _pause(self, loop: asyncio.AbstractEventLoop, caller: str, size_bytes: int, started: float) -> None:
-        if self._held is not None:
-            return
         now = loop.time()
         if caller == self._light or now - self._light_at > ACTIVE_SECONDS:
             self._owed_seconds = 0.0

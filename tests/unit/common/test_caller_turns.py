@@ -6,6 +6,7 @@ import pytest
 from headrace_server import caller_turns
 from headrace_server.caller_turns import CallerQueue, held_turn, must_wait, next_turn, note_call
 from headrace_server.calls import CALLER
+from headrace_server.native.begun_tasks import begin
 
 
 def test_callers_have_turns_and_an_item_is_there_once():
@@ -136,6 +137,35 @@ async def test_slices_do_not_wait_for_callers_that_use_much(monkeypatch):
     slices = Slices(monkeypatch, 3)
     await slices.at(100, calls="large wide")
     assert slices.done == [103, 106, 109]
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_turns_that_are_held_come_one_by_one(is_begun, steps):
+    """Also if a turn ends within the step that began it, and if its call gets a task only when it waits."""
+    held, most, per_iteration = 0, 0, 0
+
+    async def call():
+        nonlocal held, most, per_iteration
+        for _ in range(5):
+            await next_turn()
+            with held_turn(1):
+                held += 1
+                per_iteration += 1
+                most = max(most, held, per_iteration)
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                held -= 1
+
+    loop, calls = asyncio.get_running_loop(), []
+    for _ in range(4):
+        calls += [begin(call(), loop) if is_begun else loop.create_task(call()) for _ in range(5)]
+        await asyncio.sleep(0)
+        per_iteration = 0
+    while not all(each.done() for each in calls):
+        await asyncio.sleep(0)
+        per_iteration = 0
+    assert most == 1
 
 
 async def test_a_turn_that_is_held_ends_with_its_work_and_its_pause_is_as_long(monkeypatch):
