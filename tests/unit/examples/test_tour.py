@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,11 @@ with headrace.open(tempfile.mkdtemp()) as log:
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):
     """What the code cells show, and then one that takes long."""
+    directory = tmp_path_factory.mktemp("tour")
     done = subprocess.run(
         [sys.executable, str(SHELL), str(TOUR), PROGRESS],
-        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path_factory.mktemp("tour"),
+        capture_output=True, text=True, timeout=300, check=False,
+        cwd=directory, env={**os.environ, "TMPDIR": str(directory)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
