@@ -15,9 +15,6 @@ from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.produce import SLICE_BATCHES, ProduceHandler
 from headrace_broker.runtime.budget import MemoryBudget
-from headrace_server import caller_turns
-from headrace_server.caller_turns import note_call
-from headrace_server.calls import CALLER
 from prometheus_client import CollectorRegistry
 
 MIB = 1 << 20
@@ -32,12 +29,6 @@ class Log:
         self.epoch = 3
         self.end_at = None
         self.replica = self.appender = self
-        self.in_threads = 0
-
-    async def append(self, batches, known_epoch, *, committed):
-        self.in_threads += 1
-        await asyncio.sleep(0)
-        return self.append_now(batches, known_epoch, committed=committed)
 
     def append_now(self, batches, known_epoch, *, committed):
         result = AppendResult(leader_epoch=self.epoch, append_timestamp_ms=len(self.slices))
@@ -101,37 +92,6 @@ async def test_others_have_the_loop_beside_a_large_request_and_its_own_connectio
         await asyncio.gather(large, *own, other)
     assert broker.logs[999].batches == [b"other", b"1", b"2", b"3"]
     assert not broker.handler._turns.must_wait("a")
-
-
-async def test_requests_of_a_caller_that_uses_much_wait_for_turns_in_order_while_others_are_active(broker):
-    """Its batches are written in threads; the other caller's request comes before those that wait."""
-    CALLER.set("user greedy")
-    note_call("user quiet")
-    note_call("user greedy")
-    greedy = [asyncio.create_task(broker.produce("a", {0: [bytes([n]) + bytes(3 * MIB)]})) for n in range(20)]
-    await asyncio.sleep(0)
-    CALLER.set("user quiet")
-    await broker.produce("b", {0: [b"quiet"]})
-    log = broker.logs[0]
-    before = log.batches.index(b"quiet")
-    await asyncio.gather(*greedy)
-    assert before < 10, "those whose bytes are no use beyond a burst, and one in its turn"
-    assert [batch[0] for batch in log.batches if batch != b"quiet"] == list(range(20))
-    assert log.in_threads >= 10
-
-
-async def test_small_requests_in_turns_are_written_without_a_thread(broker, monkeypatch):
-    """A thread costs more than they do."""
-    monkeypatch.setattr(caller_turns, "LIGHT_BYTES_PER_SECOND", 1)
-    CALLER.set("user greedy")
-    note_call("user quiet")
-    note_call("user greedy")
-    calls = [asyncio.create_task(broker.produce("a", {0: [b"%d" % number]})) for number in range(20)]
-    await asyncio.sleep(0)
-    assert not broker.logs, "each waits for its turn"
-    await asyncio.gather(*calls)
-    assert broker.logs[0].batches == [b"%d" % number for number in range(20)]
-    assert not broker.logs[0].in_threads
 
 
 async def test_many_batches_of_one_partition_are_appended_in_slices(broker):

@@ -21,7 +21,6 @@ from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
 from headrace.wire.typed.selection import ColumnSelection
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.call_spans import current_trace_id
-from headrace_server.caller_turns import must_wait, next_turn
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
@@ -201,12 +200,9 @@ class FetchHandler:
     async def _find(
         self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
     ) -> tuple[int, float, int]:
-        """Find the slices as `_search`, charge them to the user's quota, and wait for the caller's turn."""
+        """Find the slices as `_search`, and charge them to the user's quota."""
         found = await self._search(wanted, request, max_bytes, peer)
         self._charge(sum(0 if each.selection or each.source is None else len(each.source[1]) for each in wanted))
-        if found[0] and must_wait(found[0]):
-            await next_turn(found[0])
-            _check_rights(wanted)
         return found
 
     def _charge(self, size_bytes: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -18,7 +17,7 @@ from headrace.v1 import broker_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError, to_detail
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_server.call_spans import current_span, current_trace_id
-from headrace_server.caller_turns import QUANTUM_BYTES, held_turn, must_wait, next_turn
+from headrace_server.caller_turns import next_turn
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
@@ -50,10 +49,6 @@ class _Work(NamedTuple):
     size_bytes: int
     is_large: bool
     """Whether it has more than one slice."""
-    in_turn: bool
-    """Whether it waits for its turn, because its caller uses much."""
-    in_thread: bool
-    """Whether its batches are then written in a thread, because that takes as long as other callers' whole calls."""
     connection: str
     as_copies: bool
 
@@ -155,20 +150,16 @@ class ProduceHandler:
                 f"{batches_in_all} batches are over the limit of {self._context.settings.max_request_batches}"
             )
         is_large = partitions > SMALL_PARTITIONS or batches_in_all > SLICE_BATCHES or size_bytes > SLICE_BYTES
-        in_turn = must_wait(size_bytes)
-        in_thread = in_turn and size_bytes >= QUANTUM_BYTES
-        return _Work(topics, size_bytes, is_large, in_turn, in_thread, connection, request.as_copies)
+        return _Work(topics, size_bytes, is_large, connection, request.as_copies)
 
     async def _append_all(
         self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
     ) -> broker_pb2.ProduceResponse:
         committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
-        if work.is_large or work.in_turn or self._turns.must_wait(work.connection):
+        if work.is_large or self._turns.must_wait(work.connection):
             async with self._turns.take(work.connection):
-                await next_turn(work.size_bytes)  # Also of a request with slices: reading it used one.
-                is_held = work.in_thread and not work.is_large
-                with held_turn(work.size_bytes) if is_held else nullcontext():
-                    response, pending = await self._append_each(work, committed, times)
+                await next_turn()  # Reading a large request used a slice.
+                response, pending = await self._append_each(work, committed, times)
         else:
             response, pending = await self._append_each(work, committed, times)
         times.appended = time.perf_counter()
@@ -266,27 +257,21 @@ class ProduceHandler:
         elif not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
         if work.is_large and len(batches) > 1:
-            return await self._append_slices(partition, batches, known_epoch, committed, work)
-        return await self._append_slice(partition, batches, known_epoch, committed, work)
-
-    @staticmethod
-    async def _append_slice(
-        partition: Partition, batches: list[bytes], known_epoch: int, committed: bool, work: _Work
-    ) -> AppendResult:
-        result = None
-        if not work.in_thread:
-            result = partition.appender.append_now(batches, known_epoch, committed=committed)
+            return await self._append_slices(partition, batches, known_epoch, committed)
+        result = partition.appender.append_now(batches, known_epoch, committed=committed)
         if result is None:
             result = await partition.appender.append(batches, known_epoch, committed=committed)
         return result
 
     async def _append_slices(
-        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool, work: _Work
+        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool
     ) -> AppendResult:
         """Append the slices under one leader epoch, because the response has only one."""
         whole: AppendResult | None = None
         for each in _slices(batches):
-            result = await self._append_slice(partition, each, known_epoch, committed, work)
+            result = partition.appender.append_now(each, known_epoch, committed=committed)
+            if result is None:
+                result = await partition.appender.append(each, known_epoch, committed=committed)
             if whole is None:
                 whole, known_epoch = result, result.leader_epoch
             else:

@@ -71,7 +71,7 @@ class Flusher:
 
     def _start_rounds(self) -> None:
         while self._queued and len(self._running) < self._at_once and not self._is_closed:
-            caller, partition, _ = self._queue.pop()
+            caller, partition = self._queue.pop()
             if partition not in self._queued:
                 continue
             self._queued.remove(partition)

@@ -242,7 +242,7 @@ class PartitionAppender:
         )
 
     async def _append_in_thread(self, run: Run, result: AppendResult) -> None:
-        self._context.metrics.slow_appends.inc(self.is_slow)
+        self._context.metrics.slow_appends.inc()
         at_ms, leader_epoch = self._context.now_ms(), self._replica.leader_epoch
         started = time.perf_counter()
         base = await self._partition.in_thread(lambda: self._write(run, at_ms, leader_epoch))
