@@ -49,6 +49,15 @@ def of_orders(end_offset):
     return MirrorDescription("west", MirrorSettings({}), topics=[MirroredTopic("orders", "01", partitions=reports)])
 
 
+async def run_until(ended, **settings):
+    """Run a worker until the event is set."""
+    running = asyncio.create_task(MirrorWorker("west", bootstrap_servers="west:7181", **settings).run())
+    waiting = asyncio.create_task(ended.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    await worker.end_tasks([running, waiting])
+    assert ended.is_set()
+
+
 def test_positions_do_not_go_back_where_the_mirrors_own_group_has_moved_them():
     """Also after a worker has started, which has stored none yet; those that were copied follow the source back."""
     orders = TopicPartition("orders", 0)
@@ -142,17 +151,10 @@ def test_a_worker_lives_while_it_waits(monkeypatch):
 
     ended = asyncio.Event()
 
-    async def run():
-        task = asyncio.create_task(MirrorWorker("west", bootstrap_servers="west:7181").run())
-        try:
-            await asyncio.wait_for(ended.wait(), 30)
-        finally:
-            await worker.end_tasks([task])
-
     monkeypatch.setattr(worker, "AsyncMirrors", Mirrors)
     monkeypatch.setattr(worker, "Side", EmptySide)
     monkeypatch.setattr(worker, "ALIVE_SECONDS", 0.03)
-    asyncio.run(run())
+    asyncio.run(run_until(ended))
 
 
 def test_a_worker_that_does_not_reach_the_source_does_not_keep_its_partitions(monkeypatch):
@@ -179,17 +181,10 @@ def test_a_worker_that_does_not_reach_the_source_does_not_keep_its_partitions(mo
             await asyncio.sleep(0)
             raise TransportError("it is away", outcome=Outcome.NOT_APPLIED)
 
-    async def run():
-        task = asyncio.create_task(MirrorWorker("west", bootstrap_servers="west:7181").run())
-        try:
-            await asyncio.wait_for(ended.wait(), 30)
-        finally:
-            await worker.end_tasks([task])
-
     monkeypatch.setattr(worker, "AsyncMirrors", Mirrors)
     monkeypatch.setattr(worker, "Side", AwaySide)
     monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
-    asyncio.run(run())
+    asyncio.run(run_until(ended))
     assert set(tries) == {"it is away"}
 
 
@@ -219,13 +214,7 @@ def test_a_worker_survives_an_error_that_nobody_expected(monkeypatch):
         if described is None:
             ended.set()
 
-    async def run():
-        task = asyncio.create_task(MirrorWorker("west", on_report=report, bootstrap_servers="west:7181").run())
-        waiting = asyncio.create_task(ended.wait())
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=30)
-        await worker.end_tasks([task, waiting])
-
     monkeypatch.setattr(worker, "AsyncMirrors", Mirrors)
     monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
-    asyncio.run(run())
+    asyncio.run(run_until(ended, on_report=report))
     assert reports == ["ZeroDivisionError('a bug')", ""]
