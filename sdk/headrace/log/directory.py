@@ -224,8 +224,9 @@ class DataDirectory:
         log.close(high_watermark=high_watermark)
 
     def delete_log(self, log: PartitionLog) -> None:
-        """Close the log and rename its directory to `.deleted-<n>` (synced); `remove_deleted` removes it."""
-        self.close_log(log)
+        """Discard the log and rename its directory to `.deleted-<n>` (synced); `remove_deleted` removes it."""
+        self._logs.pop(LogId(log.topic_id, log.partition), None)
+        log.discard()
         self._set_aside(LogId(log.topic_id, log.partition), "deleted")
 
     def delete_log_directory(self, log_id: LogId) -> None:

@@ -13,7 +13,7 @@ use a part directly for the rest: `reader`, `durability` (checkpoints), `retenti
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from headrace.log.checkpoint import CheckpointFile, Mark
@@ -43,7 +43,7 @@ __all__ = ["PartitionLog", "RecoveryReport", "TimestampKind", "TimestampedOffset
 
 
 class PartitionLog:
-    """One partition's log. Opened by `DataDirectory.open_log`, which owns it until `close`."""
+    """One partition's log. Opened by `DataDirectory.open_log`, which owns it until `close` or `discard`."""
 
     def __init__(
         self,
@@ -438,19 +438,28 @@ class PartitionLog:
         Waits for an append in progress; afterwards every call raises LogClosedError. Raises StorageFullError,
         StorageBusyError, StorageOfflineError: the files are closed, and the next open recovers the unflushed part.
         """
-        state = self._state
+        self._close(lambda: self._write_all(high_watermark))
+
+    def discard(self) -> None:
+        """Close the files, and write nothing: the log will be deleted."""
+        self._close(lambda: None)
+
+    def _write_all(self, high_watermark: int | None) -> None:
+        if not self.offline:
+            with self._state.disk():
+                self._truncation.remove_rest()
+                self.durability.write_all(high_watermark)
+
+    def _close(self, write: Callable[[], None]) -> None:
         self.compaction.stop()
         with self._turn, self.durability.round_lock:
-            if state.closed:
+            if self._state.closed:
                 return
             try:
-                if not self.offline:
-                    with state.disk():
-                        self._truncation.remove_rest()
-                        self.durability.write_all(high_watermark)
+                write()
             finally:
                 with self._lock:
-                    state.closed = True
+                    self._state.closed = True
                     self._segments.release_active()
                     for segment in self._segments.items:
                         self.durability.release(segment)

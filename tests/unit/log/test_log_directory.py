@@ -8,7 +8,7 @@ import json
 import pytest
 from headrace.log import DataDirectory, DirectoryInUseError, DiskLimits, LogSettings, WrongDirectoryError
 from headrace.log.checkpoint import read_sealed, seal
-from headrace.log.errors import storage_offline
+from headrace.log.errors import LogClosedError, storage_offline
 from headrace.log.identity import read_identity
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.wire.batch import read_header
@@ -109,6 +109,23 @@ def test_a_log_is_created_reopened_and_deleted_on_a_real_disk(tmp_path):
     assert directory.remove_deleted() == 1
     assert not list((tmp_path / "data").glob("*.deleted*"))
     directory.close(clean=True)
+
+
+def test_a_log_that_is_deleted_is_not_written_first():
+    """Its records may be gigabytes that only the page cache has: the disk of other logs must not wait for them."""
+    disk = MemoryFileSystem()
+    directory = DataDirectory.open("/data", **OWNER, boot_id="b", filesystem=disk)
+    log = directory.open_log(b"u" * 16, 0, LogSettings())
+    batch = encode_batch([b"x" * 100], base_timestamp_ms=1)
+    log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=1)
+    before = disk.calls.copy()
+    directory.delete_log(log)
+    assert disk.calls["fsync"] == before["fsync"]
+    assert disk.calls["pwritev"] == before["pwritev"]
+    assert directory.log_ids() == []
+    log.close()
+    with pytest.raises(LogClosedError):
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=1)
 
 
 @pytest.mark.parametrize("below", [False, True])
