@@ -16,6 +16,7 @@ from headrace.log.os_filesystem import OsFileSystem
 from headrace.partition.producer_recovery import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
 from headrace.partition.producers import ProducerWindows
 from headrace.wire.errors import (
+    HeadraceError,
     NotEnoughReplicasError,
     Outcome,
     OutOfOrderSequenceError,
@@ -29,17 +30,15 @@ from headrace_broker.core.roles import Role
 from headrace_broker.runtime import log_start, producer_state
 from headrace_broker.runtime.maintenance import (
     CHECKPOINTS_A_ROUND,
-    IDLE_CHECKPOINTS_A_ROUND,
     _believed_ms,
     _maintain_partition,
     _retain_partition,
     _scrub_partition,
-    checkpoint_idle,
     checkpoint_in_turn,
+    note_idle,
     scrub,
 )
 from headrace_broker.runtime.partition import Partition
-from headrace_broker.runtime.partition_context import Checkpointed
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 
@@ -71,7 +70,7 @@ async def test_the_scrubber_finds_rot(partition: Partition, tmp_path: Path, othe
 
 
 async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
-    partition: Partition, tmp_path: Path
+    partition: Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I18: what a crash leaves is what was committed, not what was committed at the last interval's end."""
 
@@ -83,51 +82,60 @@ async def test_a_partition_that_falls_idle_has_its_high_watermark_on_the_disk(
     context = partition.context
     assert partition.appender.append_now([batch(b"a")], -1, committed=True) is not None
     await committed(partition, 1)
-    await partition.checkpoint(force=False)
+    await partition.checkpoint()
     assert stored() == 1
-    busy = await checkpoint_idle({}, context)
+    busy = await note_idle({}, context)
     assert list(busy) == [partition]
     assert partition.appender.append_now([batch(b"b")], -1, committed=True) is not None
     await committed(partition, 2)
-    busy = await checkpoint_idle(busy, context)
+    busy = await note_idle(busy, context)
     assert stored() == 1, "records come: the interval's checkpoint is enough"
-    assert await checkpoint_idle(busy, context) == {}
+    with monkeypatch.context() as patched:
+        patched.setattr(OsFileSystem, "fsync", lambda *_: pytest.fail("a thousand partitions may fall idle at once"))
+        assert await note_idle(busy, context) == {}
     assert stored() == 2
 
 
 class Counted:
-    """A partition whose checkpoint is always due."""
+    """A partition whose checkpoint is always due, and whose high watermark can be refused by the disk."""
 
-    def __init__(self) -> None:
-        self.checkpoints = 0
+    def __init__(self, error: HeadraceError | None = None) -> None:
+        self.checkpoints = self.notes = 0
+        self.error = error
+        self.failures: list[HeadraceError] = []
 
-    async def checkpoint(self, *, force: bool) -> bool:
+    async def checkpoint(self) -> bool:
         """Count it."""
         self.checkpoints += 1
         return True
 
+    def note_high_watermark(self) -> None:
+        """Count it."""
+        self.notes += 1
+        if self.error is not None:
+            raise self.error
 
-async def test_partitions_that_fall_idle_together_are_checkpointed_in_turn(partition: Partition) -> None:
-    """A thousand partitions, each written every quarter of a second, must not cost a thousand fsyncs as often."""
-    context = partition.context
-    idle = [Counted() for _ in range(2 * IDLE_CHECKPOINTS_A_ROUND + 1)]
-    before: dict[Checkpointed, None] = dict.fromkeys(idle)
-    for rounds in range(1, 4):
-        before = await checkpoint_idle(before, context)
-        assert sum(each.checkpoints for each in idle) == min(rounds * IDLE_CHECKPOINTS_A_ROUND, len(idle))
-    assert not before
-    assert all(each.checkpoints == 1 for each in idle)
+    def fail_unless_refused(self, error: HeadraceError) -> bool:
+        """Keep it."""
+        self.failures.append(error)
+        return False
 
 
-async def test_a_partition_that_is_written_again_leaves_the_turn(partition: Partition) -> None:
+async def test_a_partition_whose_note_is_refused_does_not_end_those_of_others(partition: Partition) -> None:
+    """Its error is its own."""
+    refused = StorageFullError("no room")
+    idle = [Counted(), Counted(refused), Counted()]
+    assert await note_idle(dict.fromkeys(idle), partition.context) == {}
+    assert [each.notes for each in idle] == [1, 1, 1]
+    assert [each.failures for each in idle] == [[], [refused], []]
+
+
+async def test_a_partition_that_is_written_again_is_not_noted(partition: Partition) -> None:
     """It is not idle: its checkpoint is that of the interval."""
-    context = partition.context
-    idle = [Counted() for _ in range(IDLE_CHECKPOINTS_A_ROUND + 1)]
-    before = await checkpoint_idle(dict.fromkeys(idle), context)
-    assert list(before) == idle[-1:]
-    context.advanced[idle[-1]] = None
-    assert list(await checkpoint_idle(before, context)) == idle[-1:]
-    assert idle[-1].checkpoints == 0
+    context, written = partition.context, Counted()
+    context.advanced[written] = None
+    assert list(await note_idle({written: None}, context)) == [written]
+    assert written.notes == 0
 
 
 async def test_checkpoints_of_many_partitions_take_turns() -> None:

@@ -26,12 +26,10 @@ from headrace_broker.runtime.replica_manager import ReplicaManager
 log = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 0.2
-"""A partition is checkpointed when it has committed nothing for this time after its last commit."""
-IDLE_CHECKPOINTS_A_ROUND = 10
-"""Maximum of these checkpoints in `IDLE_SECONDS`; others follow in the next rounds. Each is an fsync and half a
-millisecond: a thousand partitions that are written in turn would otherwise cost more than their appends."""
+"""A partition's high watermark is noted when it has committed nothing for this time after its last commit."""
 CHECKPOINTS_A_ROUND = 50
-"""Maximum checkpoints of a maintenance round, for the same reason: a thousand partitions take twenty rounds in turn."""
+"""Maximum checkpoints of a maintenance round, each an fsync and half a millisecond: a thousand partitions, which would
+otherwise cost more than their appends, take twenty rounds in turn."""
 TABLES_SECONDS = 0.2
 """Interval in which the states of tables follow their logs without a read: it limits what a read must catch up with."""
 COPYING_MS = 60_000
@@ -83,25 +81,37 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
 
 
 async def keep_high_watermarks(context: PartitionContext) -> None:
-    """Run `checkpoint_idle` every IDLE_SECONDS until cancelled."""
+    """Run `note_idle` every IDLE_SECONDS until cancelled."""
     before: dict[Checkpointed, None] = {}
     while True:
         await asyncio.sleep(IDLE_SECONDS)
-        before = await checkpoint_idle(before, context)
+        before = await note_idle(before, context)
 
 
-async def checkpoint_idle(before: dict[Checkpointed, None], context: PartitionContext) -> dict[Checkpointed, None]:
-    """Checkpoint the partitions of `before` that have committed nothing since, one at a time; return the others.
+async def note_idle(before: dict[Checkpointed, None], context: PartitionContext) -> dict[Checkpointed, None]:
+    """Note the high watermarks of the partitions of `before` that have committed nothing since; return the others.
 
-    The high watermark after a crash is therefore older than this only for partitions with continuous writes, and for
-    some seconds if many fall idle at once (I18).
+    The high watermark that a killed process leaves is therefore older than this only for partitions with continuous
+    writes (I18). One call of a thread for all partitions: their number is not limited.
     """
     advanced = dict(context.advanced)
     context.advanced.clear()
     idle = [partition for partition in before if partition not in advanced]
-    for partition in idle[:IDLE_CHECKPOINTS_A_ROUND]:
-        await partition.checkpoint(force=True)
-    return dict.fromkeys(idle[IDLE_CHECKPOINTS_A_ROUND:]) | advanced
+    if idle:
+        failures = await asyncio.get_running_loop().run_in_executor(context.executor, _note, idle)
+        for partition, error in failures:
+            partition.fail_unless_refused(error)
+    return advanced
+
+
+def _note(partitions: Sequence[Checkpointed]) -> list[tuple[Checkpointed, HeadraceError]]:
+    failures = []
+    for partition in partitions:
+        try:
+            partition.note_high_watermark()
+        except HeadraceError as error:
+            failures.append((partition, error))
+    return failures
 
 
 async def checkpoint_in_turn(partitions: Sequence[Checkpointed], first: int) -> int:
@@ -111,7 +121,7 @@ async def checkpoint_in_turn(partitions: Sequence[Checkpointed], first: int) -> 
         if written == CHECKPOINTS_A_ROUND:
             return (first + index) % len(partitions)
         await let_others_run(index, LIGHT_ITEMS_PER_TURN)
-        written += await partitions[(first + index) % len(partitions)].checkpoint(force=False)
+        written += await partitions[(first + index) % len(partitions)].checkpoint()
     return 0
 
 

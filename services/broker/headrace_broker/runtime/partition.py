@@ -259,10 +259,9 @@ class Partition:
 
     def flush_blocking(self) -> Offset:
         """Flush the log; see `Flushable`."""
-        partition_log = self.open_log
-        offset = partition_log.flush()
+        offset = self.open_log.flush()
         with suppress(*REFUSALS):  # The next round records more.
-            partition_log.durability.note_high_watermark(self.replica.high_watermark)
+            self.note_high_watermark()
         return offset
 
     def on_flushed(self, offset: Offset) -> None:
@@ -327,8 +326,14 @@ class Partition:
         self.fail(error)
         return True
 
-    async def checkpoint(self, *, force: bool) -> bool:
-        """Write a checkpoint if the last one is stale, and is due or `force`; return whether it did."""
+    def note_high_watermark(self) -> None:
+        """Note the high watermark without an fsync, in case this process is killed. Blocks: call it in a thread."""
+        partition_log, high_watermark = self.log, self.replica.high_watermark
+        if partition_log is not None and self.replica.role not in (Role.OFFLINE, Role.DELETED):
+            partition_log.durability.note_high_watermark(high_watermark)
+
+    async def checkpoint(self) -> bool:
+        """Write a checkpoint if the last one is stale and due; return whether it did."""
         partition_log, high_watermark = self.log, self.replica.high_watermark
         if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
             return False
@@ -336,7 +341,7 @@ class Partition:
             return False
         at_ms = self.context.clock.monotonic_ms()
         try:
-            return await self.in_thread(lambda: partition_log.durability.checkpoint(at_ms, high_watermark, force=force))
+            return await self.in_thread(lambda: partition_log.durability.checkpoint(at_ms, high_watermark))
         except HeadraceError as error:
             self.fail_unless_refused(error)
             return False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.partition.batch_cache import BatchCache
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock
 
@@ -26,10 +27,16 @@ def _report(error: BaseException) -> None:
 
 
 class Checkpointed(Protocol):
-    """Owner of a high watermark checkpoint: a `Partition`."""
+    """Owner of a high watermark that survives its process: a `Partition`."""
 
-    async def checkpoint(self, *, force: bool) -> bool:
-        """Write a checkpoint if the last one is stale, and is due or `force`; return whether it did."""
+    async def checkpoint(self) -> bool:
+        """Write a checkpoint if the last one is stale and due; return whether it did."""
+
+    def note_high_watermark(self) -> None:
+        """Note it without an fsync. Blocks: call it in a thread."""
+
+    def fail_unless_refused(self, error: HeadraceError) -> bool:
+        """Take the replica offline for a storage error; return False if the call was rejected and may succeed later."""
 
 
 class KeptUp(ObservedTable, Protocol):
@@ -57,7 +64,7 @@ class PartitionContext:
     stamp_clock: Callable[[], int] | None = None
     """See `now_ms`; `None` means that the wall clock is always trusted."""
     advanced: dict[Checkpointed, None] = field(default_factory=dict)
-    """Partitions with commits since the last `maintenance.checkpoint_idle`."""
+    """Partitions with commits since the last `maintenance.note_idle`."""
     tables: dict[KeptUp, None] = field(default_factory=dict)
     """Tables of all partitions."""
     traces: TableTraces | None = None
