@@ -17,7 +17,14 @@ from headrace import aio
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.encoding import RowBlocks, column_parts, encode_batch
-from headrace.wire.errors import ConflictError, InvalidConfigError, InvalidRequestError, NotLeaderError, from_detail
+from headrace.wire.errors import (
+    ConflictError,
+    InvalidConfigError,
+    InvalidRequestError,
+    LeaderNotAvailableError,
+    NotLeaderError,
+    from_detail,
+)
 from headrace.wire.typed.arrow_columns import block_of_array
 from headrace.wire.typed.column_types import parse_type
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
@@ -373,7 +380,7 @@ def _answer(channel, request):
     """Return the result of the one partition; `None` while the broker does not lead it yet."""
     answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=20)
     (found,) = answer.topics[0].partitions
-    return None if isinstance(from_detail(found.error), NotLeaderError) else found
+    return None if isinstance(from_detail(found.error), NotLeaderError | LeaderNotAvailableError) else found
 
 
 def test_other_languages_read_json(client, topic):

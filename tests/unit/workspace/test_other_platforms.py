@@ -38,6 +38,8 @@ def test_the_tests_pass_without_the_calls_of_linux(part):
         "no:xdist",
         "-p",
         "no:cacheprovider",
+        "-m",
+        "not slow",
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
