@@ -170,8 +170,7 @@ class _Told:
         """Tell one commit, or that there was none."""
         rows: list[dict[str, JsonValue]] = [{"topic": commit.topic, **each._asdict()} for each in commit.partitions]
         if self._is_document:
-            document: dict[str, JsonValue] = {**commit._asdict(), "seconds": round(commit.seconds, 3)}
-            self._screen.draw(Report({**document, "partitions": [each._asdict() for each in commit.partitions]}))
+            self._screen.draw(Report(commit.as_json()))
             return
         if self._screen.is_redrawn:
             self._screen.draw(Report(None, (TableSection(_PARTITIONS, rows),)))
@@ -184,13 +183,8 @@ class _Told:
 
 
 def _report(found: "list[LoadedTopic]") -> Report:
-    document: list[JsonValue] = []
-    rows: list[dict[str, JsonValue]] = []
-    for each in found:
-        row: dict[str, JsonValue] = {name: getattr(each, name) for name in each.__dataclass_fields__}
-        row |= {"lag_records": each.lag_records, "partitions": [part._asdict() for part in each.partitions]}
-        document.append(row)
-        rows.append({**row, "bytes": bytes_text(each.bytes)})
+    document: list[JsonValue] = [each.as_json() for each in found]
+    rows: list[dict[str, JsonValue]] = [{**each.as_json(), "bytes": bytes_text(each.bytes)} for each in found]
     return Report({"loaded": document}, (TableSection(_SUMMARY, rows),))
 
 

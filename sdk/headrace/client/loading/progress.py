@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 
 class PartitionProgress(NamedTuple):
@@ -30,6 +30,11 @@ class LoadProgress(NamedTuple):
     seconds: float
     """Duration of the commit, in which nothing is read; with the compaction that followed."""
     partitions: tuple[PartitionProgress, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        parts = [each._asdict() for each in self.partitions]
+        return {**self._asdict(), "seconds": round(self.seconds, 3), "partitions": parts}
 
 
 @dataclass(slots=True)
@@ -58,6 +63,14 @@ class LoadedTopic:
     def lag_records(self) -> int:
         """Records of the topic that are not in the table, as far as known."""
         return sum(each.lag_records or 0 for each in self.partitions)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            **asdict(self),
+            "lag_records": self.lag_records,
+            "partitions": [part._asdict() for part in self.partitions],
+        }
 
 
 Progress: TypeAlias = Callable[[LoadProgress], object]

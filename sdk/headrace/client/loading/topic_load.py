@@ -12,22 +12,17 @@ from headrace.client.base.arrow_tables import batch_of, typed_batch_of, typed_co
 from headrace.client.base.records import DecodedBatch
 from headrace.client.loading.columns import METADATA, UNTYPED, Directories, file_columns, untyped_columns
 from headrace.client.loading.formats import LoadFormat, open_table
-from headrace.client.loading.progress import LoadedTopic, LoadProgress, PartitionProgress
+from headrace.client.loading.load_target import LoadTarget
+from headrace.client.loading.progress import LoadedTopic, LoadProgress
 from headrace.client.loading.row_writer import RowWriter
 from headrace.client.loading.tables.errors import LoadError
 from headrace.client.loading.tables.places import AnyAttempt
-from headrace.client.loading.tables.state import TableState
 from headrace.client.loading.topic_log import TopicLog
-from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
     from headrace.client.loading.load import LoadOptions
-
-COMPACTION_FILES = 32
-"""Number of new files after which small ones are looked for."""
-
 
 class TopicLoad:
     """Load of one topic. One thread; `stack` has the table's lock until it is closed."""
@@ -43,11 +38,9 @@ class TopicLoad:
         self.summary = LoadedTopic(topic, to, options.format)
         self.positions: dict[int, int] = {}
         """Offset of the next record to read, by partition."""
-        self._admin = admin
         self._options = options
         self._attempt: AnyAttempt | None = None
         self._writer: RowWriter | None = None
-        self._new_files = COMPACTION_FILES
         self.log = TopicLog(admin, topic)
         self._columns_text = self.log.columns()
         self._table = open_table(to, LoadFormat(options.format), options.catalog, is_typed=bool(self._columns_text))
@@ -56,10 +49,7 @@ class TopicLoad:
         self._place = self._table.place
         stack.enter_context(self._place.lock())
         stack.callback(self.abandon)
-        self._table.recover()
-        self._state = self._table.state()
-        self._state.check_source(self.log.source)
-        self._state.check_partitioning(options.partition_by)
+        self._target = LoadTarget(self._table, self.log.source, options.partition_by, self.summary)
         self._check_columns()
 
     # --- reading ---
@@ -70,7 +60,7 @@ class TopicLoad:
         Raises:
             LoadError: If records were removed before they were loaded, or the log ends before the table's position.
         """
-        known = {int(partition): offset for partition, offset in self._state.positions.items()}
+        known = self._target.positions
         plan = self.log.plan({**known, **self.positions}, accept_data_loss=self._options.accept_data_loss)
         self.summary.lost += sum(loss.earliest - loss.wanted for loss in plan.losses)
         self.positions = dict(plan.starts)
@@ -127,45 +117,21 @@ class TopicLoad:
         Raises:
             LoadError: If the topic is another one now, or the commit failed.
         """
-        unchanged = {int(partition): at for partition, at in self._state.positions.items()} == self.positions
-        if self._writer is None and (unchanged or not self._state.version):
+        unchanged = self._target.positions == self.positions
+        if self._writer is None and (unchanged or not self._target.state.version):
             return None
         return self._commit(self.positions)
 
     def _commit(self, positions: Mapping[int, int]) -> LoadProgress:
         started = time.monotonic()
-        before = self._state
         if self._attempt is None:
             self._attempt = self._place.begin()
         if self._writer is not None:
             self._writer.close()
         self.log.check_source()
         attempt, self._attempt, self._writer = self._attempt, None, None
-        try:
-            named = {str(partition): offset for partition, offset in positions.items()}
-            partition_by = self._options.partition_by
-            self._state = after = self._table.commit(attempt, self.log.source, named, partition_by, after=before)
-        except BaseException:
-            # Whether it is committed is in the table: nothing else may decide what is removed.
-            self._table.recover()
-            raise
-        self._add_up(before, after)
-        self._compact(after.files - before.files)
-        return self.progress(after.rows - before.rows, after.files - before.files, time.monotonic() - started)
-
-    def _compact(self, files: int) -> None:
-        self._new_files += files
-        if self._new_files >= COMPACTION_FILES:
-            self._new_files = 0
-            if replaced := self._table.compact():
-                self.summary.compacted += replaced
-                self._state = self._table.state()
-
-    def _add_up(self, before: TableState, after: TableState) -> None:
-        self.summary.commits += 1
-        self.summary.rows += after.rows - before.rows
-        self.summary.bytes += after.bytes - before.bytes
-        self.summary.files += after.files - before.files
+        rows, files = self._target.commit(attempt, positions)
+        return self.progress(rows, files, time.monotonic() - started)
 
     def abandon(self) -> None:
         """Remove the files of rows that are not committed."""
@@ -178,27 +144,12 @@ class TopicLoad:
     def finish(self) -> LoadedTopic:
         """Return the summary."""
         self.summary.partitions = self.progress().partitions
-        self.summary.table_rows, self.summary.table_files = self._state.rows, self._state.files
-        self.summary.table_bytes = self._state.bytes
-        return self.summary
+        return self._target.finish()
 
     def progress(self, rows: int = 0, files: int = 0, seconds: float = 0.0) -> LoadProgress:
         """Return how far each partition is behind its log, with the figures of a commit."""
-        starts, ends = self.log.offsets("earliest"), self.log.offsets("latest")
-        positions = {
-            number: self._state.positions.get(str(number), at) for number, at in sorted(self.positions.items())
-        }
-        behind = {number: at for number, at in positions.items() if at < ends.get(number, 0)}
-        oldest = {number: max(at, starts.get(number, 0)) for number, at in behind.items()}
-        times = self._admin.record_times(self.topic, oldest) if oldest else {}
-        now_ms = time.time_ns() // 1_000_000
-        found = []
-        for number, position in positions.items():
-            at_ms = times.get(TopicPartition(self.topic, number))
-            lag_ms = 0 if number not in behind else None if at_ms is None else max(0, now_ms - at_ms)
-            lag = max(0, ends[number] - position) if number in ends else None
-            found.append(PartitionProgress(number, position, lag, lag_ms))
-        return LoadProgress(self.topic, rows, files, seconds, tuple(found))
+        parts = self.log.progress({**self.positions, **self._target.positions})
+        return LoadProgress(self.topic, rows, files, seconds, parts)
 
     # --- columns ---
 

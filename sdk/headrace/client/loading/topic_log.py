@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from headrace.client.loading.load_plan import Plan, TruncatedError, plan_load
+from headrace.client.loading.progress import PartitionProgress
 from headrace.client.loading.tables.errors import LoadError
 from headrace.client.loading.tables.state import Source
+from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
@@ -64,3 +67,18 @@ class TopicLog:
                 "Run it with --accept-data-loss to continue from where the log begins"
             )
         return plan
+
+    def progress(self, positions: Mapping[int, int]) -> tuple[PartitionProgress, ...]:
+        """Return how far each partition is behind its log if it is loaded up to `positions`."""
+        starts, ends = self.offsets("earliest"), self.offsets("latest")
+        behind = {number: at for number, at in positions.items() if at < ends.get(number, 0)}
+        oldest = {number: max(at, starts.get(number, 0)) for number, at in behind.items()}
+        times = self._admin.record_times(self.topic, oldest) if oldest else {}
+        now_ms = time.time_ns() // 1_000_000
+        found = []
+        for number, position in sorted(positions.items()):
+            at_ms = times.get(TopicPartition(self.topic, number))
+            lag_ms = 0 if number not in behind else None if at_ms is None else max(0, now_ms - at_ms)
+            lag = max(0, ends[number] - position) if number in ends else None
+            found.append(PartitionProgress(number, position, lag, lag_ms))
+        return tuple(found)

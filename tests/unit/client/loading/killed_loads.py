@@ -17,7 +17,7 @@ import deltalake  # noqa: F401  # What children import takes them no time.
 import headrace
 import pyarrow
 import pyarrow.parquet
-from headrace.client.loading import columns, formats, load, progress, row_writer, topic_load  # noqa: F401
+from headrace.client.loading import columns, formats, load, load_target, progress, row_writer, topic_load  # noqa: F401
 from headrace.client.loading.tables import compaction, delta_table, iceberg_table, parquet_table  # noqa: F401
 
 # What is synced survives a power failure; here only processes are killed.

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable as DeltaLog
 from headrace.client.base.errors import ConfigError
 from headrace.client.loading import load as load_module
-from headrace.client.loading import topic_load
+from headrace.client.loading import load_target
 from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.tables.iceberg_table import IcebergTable
 from headrace.client.loading.tables.state import Source
@@ -162,7 +162,7 @@ def test_a_load_follows_and_compacts(log, loaded, tmp_path, table_format, monkey
 
     thread = threading.Thread(target=follow)
     thread.start()
-    count = topic_load.COMPACTION_FILES + 4
+    count = load_target.COMPACTION_FILES + 4
     try:
         for number in range(count):
             send(log, number, 1)

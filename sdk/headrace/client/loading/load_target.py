@@ -1,0 +1,72 @@
+"""Table of a load, with or without Spark: what is in it, and the commits of rows with the positions after them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.client.loading.progress import LoadedTopic
+from headrace.client.loading.tables.places import AnyAttempt
+from headrace.client.loading.tables.state import Source, StoredTable
+
+COMPACTION_FILES = 32
+"""Number of new files after which small ones are looked for."""
+
+
+class LoadTarget:
+    """Table with the rows of one source. One thread, which has the table's lock, where there is one."""
+
+    def __init__(self, table: StoredTable, source: Source, partition_by: Sequence[str], summary: LoadedTopic) -> None:
+        """Complete or undo the work of a killed load.
+
+        Raises:
+            LoadError: If the table has another source or other directories.
+        """
+        self._table, self._source, self._partition_by = table, source, partition_by
+        self._summary = summary
+        self._new_files = COMPACTION_FILES
+        table.recover()
+        self.state = table.state()
+        self.state.check_source(source)
+        self.state.check_partitioning(partition_by)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """First offset that is not in the table, by partition of a topic."""
+        return {int(partition): offset for partition, offset in self.state.positions.items()}
+
+    def commit(self, attempt: AnyAttempt, positions: Mapping[Any, int]) -> tuple[int, int]:
+        """Commit files and positions together, then compact if there are many files; return the new rows and files.
+
+        Raises:
+            LoadError: If the commit failed.
+        """
+        before = self.state
+        named = {str(partition): offset for partition, offset in positions.items()}
+        try:
+            self.state = after = self._table.commit(attempt, self._source, named, self._partition_by, after=before)
+        except BaseException:
+            # Whether it is committed is in the table: nothing else may decide what is removed.
+            self._table.recover()
+            raise
+        rows, files = after.rows - before.rows, after.files - before.files
+        self._summary.commits += 1
+        self._summary.rows += rows
+        self._summary.bytes += after.bytes - before.bytes
+        self._summary.files += files
+        self._compact(files)
+        return rows, files
+
+    def _compact(self, files: int) -> None:
+        self._new_files += files
+        if self._new_files >= COMPACTION_FILES:
+            self._new_files = 0
+            if replaced := self._table.compact():
+                self._summary.compacted += replaced
+                self.state = self._table.state()
+
+    def finish(self) -> LoadedTopic:
+        """Return the summary, with what the table has."""
+        self._summary.table_rows, self._summary.table_files = self.state.rows, self.state.files
+        self._summary.table_bytes = self.state.bytes
+        return self._summary
