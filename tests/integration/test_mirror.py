@@ -425,3 +425,56 @@ def test_the_command_line(source, headrace_cluster, topic_name):
     headrace_mirror(f"failback {name}-back --source {source.bootstrap_servers}", code=2)
     headrace_mirror(f"delete {name} --yes")
     headrace_mirror(f"status {name}", code=4)
+
+
+def test_a_table_follows_and_is_promoted(own_cluster, headrace_cluster, topic_name):
+    """Rows, deleted ones too, and versions are those of the source, whose log is compacted; puts are refused before the
+    promotion, and continue the versions after it."""
+    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
+    source = own_cluster(
+        brokers=1, coordinators=1, broker_settings={"compaction_interval_ms": 50, "producer_retry_window_ms": 0}
+    )
+    config = {
+        "cleanup_policy": "compact",
+        "table": "yes",
+        "min_dirty_percent": 1,
+        "segment_bytes": 1 << 16,
+        "max_batch_bytes": 1 << 14,
+    }
+
+    def write(first, table):
+        table.put_many([(f"u{number % 50}", {"n": f"{number:>200}"}) for number in range(first, first + 1_000)])
+        table.delete("u7")
+
+    def rows(table):
+        return {row.key: {column: (row[column], row.columns[column].version) for column in row} for row in table.scan()}
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=servers) as mirrors,
+            headrace.aio.Admin(bootstrap_servers=source.bootstrap_servers) as there,
+            working(name, servers),
+        ):
+            await there.create_topic(topic_name, partitions=1, config=config)
+            with headrace.Table(topic_name, bootstrap_servers=source.bootstrap_servers) as theirs:
+                await asyncio.to_thread(write, 0, theirs)
+
+                async def compacted():
+                    return all(log.compacted_offset for log in await there.describe_logs(topic_name))
+
+                await until(compacted, "the source has compacted")
+                await mirrors.create(name, from_(source, topic_name))
+                await asyncio.to_thread(write, 1_000, theirs)
+                wanted = await asyncio.to_thread(rows, theirs)
+            ends = {tp.partition: at.offset for tp, at in (await there.list_offsets(topic_name, "latest")).items()}
+            await ends_at(mirrors.admin, topic_name, ends)
+            with headrace.Table(topic_name, bootstrap_servers=servers) as ours:
+                assert await asyncio.to_thread(rows, ours) == wanted
+                assert b"u7" not in wanted
+                assert len(wanted) == 49
+                with pytest.raises(headrace.ReadOnlyTopicError):
+                    await asyncio.to_thread(ours.put, "u1", {"n": "mine"})
+                await mirrors.promote(name, wait=True)
+                assert await asyncio.to_thread(ours.put, "u1", {"n": "mine"}) >= ends[0]
+
+    asyncio.run(run())
