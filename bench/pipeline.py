@@ -1,12 +1,13 @@
-"""`python -m bench.pipeline`: latency of a record from its producer into a table (the paper, section 4: 10 s).
+"""`python -m bench.pipeline`: time from a producer into a table (the paper, section 4: 10 s), with and without Spark.
 
-A producer sends at a fixed rate, and `python -m spark_jobs.load` runs repeatedly, each run after the previous one, as
-from a timer without delay. A record is in the table when the run that committed it has ended. Broker, producer and
-Spark share the machine.
+A producer sends at a fixed rate, a load follows, `headrace load` or `python -m spark_jobs.load`, and a record counts as
+seen when a query of the table at a commit finds its offset. The clock starts when the load is up. Broker, producer,
+load and query share the machine. Prints a line of JSON for each case.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -15,14 +16,21 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
+import duckdb
 import headrace
+import psutil
 import typer
+from headrace.client.loading.formats import LoadFormat, open_table
 
 from bench.load import PAPER_BYTES
 from bench.open_loop import due_times_ns
 from bench.stage import Stage, Target
+
+FORMATS = ("parquet", "delta", "iceberg")
+LOADERS = ("headrace load", "spark_jobs.load")
 
 
 class Sender:
@@ -53,53 +61,130 @@ class Sender:
         self._thread.join()
 
 
-class Loaded(NamedTuple):
-    """Result of one run of the job."""
+class Used(NamedTuple):
+    """What a process and its children have used."""
 
-    end: int
-    """End offset: the table has every offset below it."""
-    at: float
-    """Time of the end of the run, on the monotonic clock."""
-    seconds: float
-    """Duration of the job after the start of Spark."""
+    processor_seconds: float
+    resident_bytes: int
 
 
-def load(target: Target, table: str) -> Loaded:
-    """Run the job once."""
-    command = [sys.executable, "-m", "spark_jobs.load", "--topic", target.topic, "--table", table, "--json", "--quiet"]
-    done = subprocess.run([*command, "-b", target.bootstrap_servers], stdout=subprocess.PIPE, check=True)
-    summary = json.loads(done.stdout)
-    return Loaded(int(summary["positions"].get("0", 0)), time.monotonic(), summary["seconds"])
+class Followed(NamedTuple):
+    """Result of a load that followed."""
+
+    waits: list[float]
+    """Time in seconds until each record was seen."""
+    commits: int
+    processor_seconds: float
+    """Of the load since it was up, with its children."""
+    peak_bytes: int
+    """Memory of the load and its children, at most, at a commit."""
+
+
+def load_command(loader: str, target: Target, table: str, table_format: str, *more: str) -> list[str]:
+    """Return the command of a load, which prints JSON."""
+    if loader == "headrace load":
+        command = ["headrace.cli", "load", target.topic, "--to", table, "-o", "json"]
+    else:
+        command = ["spark_jobs.load", "--topic", target.topic, "--table", table, "--json", "--quiet"]
+    return [sys.executable, "-m", *command, "-b", target.bootstrap_servers, "--format", table_format, *more]
+
+
+def follow(
+    loader: str, target: Target, table: str, table_format: str, rate: int, seconds: float, every: float
+) -> Followed:
+    """Load while records come."""
+    waits: list[float] = []
+    commits = peak = 0
+    with headrace.Producer(**target.client_settings) as producer:
+        producer.send(target.topic, b"first", partition=0)
+    arguments = load_command(loader, target, table, table_format, "--follow", "--every", str(every))
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        lines = (json.loads(line) for line in child.stdout)
+        next(lines)  # It is up, and has loaded the first record.
+        before = used = used_by(child.pid)
+        with Sender(target, rate) as sender:
+            until = time.monotonic() + seconds
+            for told in lines:
+                if "loaded" in told or "job" in told:
+                    break
+                if not told["rows"]:
+                    continue
+                end = seen(table, table_format)  # Of the records without the first one, the end is the last offset.
+                now = time.monotonic()
+                waits += [now - sent_at for sent_at in sender.sent_at[len(waits) : end]]
+                commits += 1
+                used = used_by(child.pid)
+                peak = max(peak, used.resident_bytes)
+                if now >= until:
+                    sender.stop()
+                    if len(waits) == len(sender.sent_at):
+                        child.terminate()
+        assert child.wait() == 0, arguments
+    return Followed(waits, commits, used.processor_seconds - before.processor_seconds, peak)
+
+
+def used_by(pid: int) -> Used:
+    """Return what a process and its children have used so far."""
+    parent = psutil.Process(pid)
+    times, resident = parent.cpu_times(), parent.memory_info().rss
+    total = times.user + times.system + times.children_user + times.children_system
+    for child in parent.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system
+            resident += child.memory_info().rss
+    return Used(total, resident)
+
+
+def seen(table: str, table_format: str) -> int:
+    """Return the greatest offset that a query of the table sees; -1 if there is none."""
+    if table_format == "parquet":
+        query = f"select max(\"offset\") from read_parquet('{table}/*/*.parquet')"
+    else:
+        files = open_table(table, LoadFormat(table_format), "", is_typed=False).data_files()
+        query = f'select max("offset") from read_parquet({list(map(str, files))})'
+    with duckdb.connect() as connection:
+        ((found,),) = connection.sql(query).fetchall()
+    return -1 if found is None else int(found)
+
+
+def show(**figures: Any) -> None:
+    """Print a line."""
+    print(json.dumps(figures), flush=True)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which a share of them is."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 def main(
-    rate: Annotated[int, typer.Option(help="Records per second.", min=1)] = 1_000,
-    seconds: Annotated[float, typer.Option(help="Duration of the load in seconds.", min=1)] = 90.0,
+    rate: Annotated[int, typer.Option(help="Records per second.", min=1)] = 50_000,
+    seconds: Annotated[float, typer.Option(help="Duration of the load in seconds.", min=1)] = 30.0,
+    every: Annotated[float, typer.Option(help="Interval of commits in seconds.", min=0.1)] = 5.0,
+    formats: Annotated[list[str] | None, typer.Option("--format", help="Formats of tables; all by default.")] = None,
+    loaders: Annotated[list[str] | None, typer.Option("--loader", help="Programs that load; both by default.")] = None,
 ) -> None:
-    """Print the latency of records and the duration of runs."""
-    busy = os.getloadavg()[0]
-    waits: list[float] = []
-    runs: list[float] = []
-    inside: list[float] = []
-    with Stage(0) as stage, tempfile.TemporaryDirectory() as table, stage.topic() as target:
-        with Sender(target, rate) as sender:
-            until = time.monotonic() + seconds
-            while time.monotonic() < until or len(waits) < len(sender.sent_at):
-                if time.monotonic() >= until:
-                    sender.stop()
-                began = time.monotonic()
-                loaded = load(target, f"{table}/table")
-                runs.append(loaded.at - began)
-                inside.append(loaded.seconds)
-                waits += [loaded.at - sent_at for sent_at in sender.sent_at[len(waits) : loaded.end]]
-    waits.sort()
-    print(f"{len(waits):,} records at {rate:,}/s by {len(runs)} runs of {statistics.median(runs):.1f} s (median)")
-    print(f"median time of loading: {statistics.median(inside):.1f} s; the rest is the start and end of Spark")
-    print(
-        f"latency until a record is in the table: mean {statistics.mean(waits):.1f} s, "
-        f"p99 {waits[int(len(waits) * 0.99)]:.1f} s"
-    )
-    print(f"load average before: {busy:.1f}")
+    """Print the time until records are in a table."""
+    show(case="machine", load_average_before=round(os.getloadavg()[0], 1))
+    with Stage(0) as stage, tempfile.TemporaryDirectory() as directory:
+        for loader in loaders or LOADERS:
+            for table_format in formats or FORMATS:
+                with stage.topic() as target:
+                    found = follow(
+                        loader, target, f"{directory}/{loader}-{table_format}", table_format, rate, seconds, every
+                    )
+                show(
+                    case=f"{loader}, {table_format}",
+                    records=len(found.waits),
+                    commits=found.commits,
+                    every_s=every,
+                    mean_s=round(statistics.mean(found.waits), 2),
+                    p99_s=round(percentile(found.waits, 0.99), 2),
+                    peak_mb=round(found.peak_bytes / 1e6),
+                    processor_share=round(found.processor_seconds / seconds, 3),
+                )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from hypothesis import settings
 from tests.fakes.open_gate import open_access
 from tests.fork_server import forked_services, is_fork_server
 
-pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.spark_session"]
+pytest_plugins = ["headrace_devcluster.fixtures", "tests.async_tests", "tests.object_store", "tests.spark_session"]
 
 settings.register_profile("headrace", deadline=None)  # Examples are not timed: the machine may be busy.
 settings.load_profile("headrace")

@@ -126,8 +126,8 @@ def problems(summary: Mapping[str, Any], records: int) -> list[str]:
     found = []
     if summary["table_rows"] != records:
         found.append(f"{records} records were sent and the table has {summary['table_rows']} rows")
-    if summary["lag"]:
-        found.append(f"the table lacks {summary['lag']} records")
+    if summary["lag_records"]:
+        found.append(f"the table lacks {summary['lag_records']} records")
     return found
 
 
@@ -135,7 +135,8 @@ def show(summary: Mapping[str, Any], questions: Questions, seconds: float, conso
     """Print the summary and the answers."""
     console.print(
         f"Spark loaded {summary['rows']:,} records in {summary['files']} Parquet files, {summary['bytes']:,} bytes, "
-        f"with their offsets in one commit; lag: {summary['lag']}. It took {seconds:.0f} s, starting Java included.",
+        f"with their offsets in one commit; lag: {summary['lag_records']}. It took {seconds:.0f} s, "
+        "starting Java included.",
         highlight=False,
         soft_wrap=True,
     )

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from headrace.client.loading.formats import LoadFormat, open_table
+from headrace.client.loading.load_target import LoadTarget
+from headrace.client.loading.progress import LoadedTopic
 from headrace.client.loading.tables.attempts import begin, table_lock
 from headrace.client.loading.tables.state import Source
 from rich.console import Console
@@ -34,12 +36,14 @@ from spark_jobs.command import (
     show,
     usage_error,
 )
-from spark_jobs.load import HOUR, Load, LoadSummary, load_topic, show_load
+from spark_jobs.load import show_load
+from spark_jobs.load_options import HOUR, Load
 from spark_jobs.log_files import LogFileError, new_parts
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import Answer, answer_of, show_answer, table_frame
 from spark_jobs.session import spark_session
 from spark_jobs.topic_frame import check_topics
+from spark_jobs.topic_loading import load_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +101,7 @@ def parsed_topic(frame: DataFrame) -> DataFrame:
     return places.mapInArrow(of_values, access_lines.COLUMNS)
 
 
-def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: ProgressLine) -> LoadSummary:
+def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: ProgressLine) -> LoadedTopic:
     """Load the new parts of files.
 
     Raises:
@@ -107,17 +111,14 @@ def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: Pro
     from pyspark.sql import functions
 
     started = time.monotonic()
-    summary = LoadSummary(", ".join(map(str, paths)), str(root), LoadFormat.PARQUET.value)
+    summary = LoadedTopic(", ".join(map(str, paths)), str(root), LoadFormat.PARQUET.value)
     with table_lock(root):
         table = open_table(str(root), LoadFormat.PARQUET)
-        table.recover()
-        before = table.state()
-        before.check_source(FILES)
+        target = LoadTarget(table, FILES, PARTITION_BY, summary)
         try:
-            parts = [part for part in new_parts(paths, before.positions) if part.start < part.end]
+            parts = [part for part in new_parts(paths, target.state.positions) if part.start < part.end]
         except LogFileError as error:
             raise JobError(str(error)) from None
-        after = before
         if parts:
             progress.step(f"loading {sum(part.end - part.start for part in parts):,} bytes of {len(parts)} files")
             splits = [split for part in parts for split in part.splits()]
@@ -129,22 +130,18 @@ def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: Pro
             try:
                 with progress.following(spark):
                     rows.write.partitionBy(*PARTITION_BY).parquet(str(attempt.data))
-                after = table.commit(attempt, FILES, {part.identity: part.end for part in parts}, PARTITION_BY)
             except BaseException:
                 table.recover()
                 raise
-            summary.commits = 1
-        summary.rows, summary.bytes = after.rows - before.rows, after.bytes - before.bytes
-        summary.files = after.files - before.files
-        summary.positions = dict(after.positions)
-        summary.table_rows, summary.table_bytes, summary.table_files = after.rows, after.bytes, after.files
+            target.commit(attempt, {part.identity: part.end for part in parts})
+        target.finish()
     summary.seconds = round(time.monotonic() - started, 3)
     return summary
 
 
-def describe(spark: SparkSession, root: Path, loaded: LoadSummary, top: int, session_gap_ms: int) -> AccessSummary:
+def describe(spark: SparkSession, root: Path, loaded: LoadedTopic, top: int, session_gap_ms: int) -> AccessSummary:
     """Return reports over the whole table: hits, errors, bytes, pages, sessions."""
-    summary = AccessSummary(asdict(loaded))
+    summary = AccessSummary(loaded.as_json())
     frame = table_frame(spark, open_table(str(root), LoadFormat(loaded.format)))
     if frame is None:
         return summary

@@ -2,232 +2,45 @@
 
 This is the paper's load job (section 4): the loaded records and their offsets become visible in one step. It may be run
 repeatedly, killed and restarted, from a timer or by hand: no record is missing or duplicated. A run loads the records
-that exist at its start, in commits of at most `--commit-records`. The rows of a typed topic have its columns.
+that exist at its start, in commits of at most `--commit-records`; with `--follow` it stays and commits the new records
+every few seconds. The rows of a typed topic have its columns.
 """
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import headrace
 import typer
-from headrace.client.loading.columns import EMPTY_TEXT
 from headrace.client.loading.formats import LoadFormat, open_table
-from headrace.client.loading.tables.attempts import Attempt, begin, table_lock
-from headrace.client.loading.tables.state import Source, StoredTable, TableState
-from headrace.client.loading.topic_log import TopicLog
+from headrace.client.loading.progress import LoadProgress
 from rich.console import Console
 
-from spark_jobs.batch_spans import commit_span
 from spark_jobs.command import (
     DEFAULT_MASTER,
     DEFAULT_SERVERS,
     AsJson,
     BootstrapServers,
     EventTime,
-    JobError,
     Master,
     Quiet,
-    TableDirectory,
     run_job,
     show,
+    usage_error,
 )
+from spark_jobs.load_options import COMMIT_RECORDS, HOUR, Load
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import VIEW, ask, show_answer
 from spark_jobs.session import spark_session
-from spark_jobs.topic_frame import check_topics, names_of, read_topic
+from spark_jobs.topic_frame import check_topics
+from spark_jobs.topic_loading import load_topic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-HOUR = "event_hour"
-COMMIT_RECORDS = 20_000_000
-_COPY = "__directory_of_"
-"""Beginning of the name of a column by which Spark makes directories, in a table whose files keep the column."""
-_COPIED_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "boolean", "date"})
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Parameters of a load."""
-
-    topic: str
-    table: Path
-    bootstrap_servers: str
-    format: LoadFormat = LoadFormat.PARQUET
-    event_time: str = ""
-    """SQL expression of a row's event time; empty for the time of the record."""
-    columns: Callable[[DataFrame], DataFrame] | None = None
-    """Converts the topic's columns to the table's, row by row; `None` keeps them."""
-    partition_by: tuple[str, ...] = (HOUR,)
-    commit_records: int = COMMIT_RECORDS
-    accept_loss: bool = False
-
-
-@dataclass(slots=True)
-class LoadSummary:
-    """Result of a run."""
-
-    topic: str
-    table: str
-    format: str
-    job: str = "load"
-    commits: int = 0
-    rows: int = 0
-    bytes: int = 0
-    files: int = 0
-    lost: int = 0
-    """Records that retention deleted before they were loaded; only with --accept-data-loss."""
-    lag: int = 0
-    """Records of the topic that are not in the table after the run."""
-    lag_by_partition: dict[int, int] = field(default_factory=dict)
-    positions: dict[str, int] = field(default_factory=dict)
-    table_rows: int = 0
-    table_bytes: int = 0
-    table_files: int = 0
-    seconds: float = 0.0
-    answers: list[dict[str, Any]] = field(default_factory=list)
-
-
-def load_topic(spark: SparkSession, wanted: Load, progress: ProgressLine) -> LoadSummary:
-    """Load the records of the topic that are not in the table.
-
-    Raises:
-        JobError: If Spark read another number of records, or the table cannot have their columns.
-        LoadError: If records were removed before they were loaded, the table is ahead of the log, has another source or
-            is in use, or the commit fails.
-    """
-    started = time.monotonic()
-    summary = LoadSummary(wanted.topic, str(wanted.table), wanted.format.value)
-    with (
-        headrace.Admin(bootstrap_servers=wanted.bootstrap_servers, client_id="load") as admin,
-        table_lock(wanted.table),
-    ):
-        log = TopicLog(admin, wanted.topic)
-        typed = bool(log.columns())
-        table = open_table(str(wanted.table), wanted.format, is_typed=typed)
-        table.recover()
-        state = table.state()
-        state.check_source(log.source)
-        state.check_partitioning(wanted.partition_by)
-        positions = {int(partition): at for partition, at in state.positions.items()}
-        plan = log.plan(positions, accept_data_loss=wanted.accept_loss)
-        summary.lost = sum(loss.earliest - loss.wanted for loss in plan.losses)
-        while plan.records:
-            ends = plan.first(wanted.commit_records)
-            records = sum(ends.values()) - sum(plan.starts.values())
-            progress.step(f"loading {records:,} of {plan.records:,} records")
-            with progress.following(spark), commit_span(wanted.topic, records):
-                after = _load_commit(spark, log, wanted, typed, table, plan.starts, ends)
-            summary.commits += 1
-            summary.rows += after.rows - state.rows
-            summary.bytes += after.bytes - state.bytes
-            summary.files += after.files - state.files
-            plan, state = plan.after(ends), after
-        _describe(summary, state, log.offsets("latest"))
-    summary.seconds = round(time.monotonic() - started, 3)
-    return summary
-
-
-def _load_commit(
-    spark: SparkSession,
-    log: TopicLog,
-    wanted: Load,
-    typed: bool,
-    table: StoredTable,
-    starts: Mapping[int, int],
-    ends: Mapping[int, int],
-) -> TableState:
-    """Load a range of offsets and commit it."""
-    records = read_topic(spark, wanted.bootstrap_servers, wanted.topic, starts, ends, typed=typed)
-    attempt = begin(table.root)
-    try:
-        _write(_rows(records, wanted), records, wanted, table, attempt.data)
-        expected = sum(ends.values()) - sum(starts.values())
-        written = sum(file.rows for file in attempt.files())
-        if written != expected and not (wanted.accept_loss and written < expected):
-            raise JobError(f"Spark read {written:,} records where offsets say {expected:,}; nothing was committed")
-        log.check_source()
-        positions = {str(partition): end for partition, end in ends.items()}
-        _check_columns(attempt, table, log.source, wanted.partition_by)
-        return table.commit(attempt, log.source, positions, wanted.partition_by)
-    except BaseException:
-        table.recover()
-        raise
-
-
-def _check_columns(attempt: Attempt, table: StoredTable, source: Source, partition_by: tuple[str, ...]) -> None:
-    """Create the table if that must be done before a commit; check that the columns of the rows have the types that
-    they have in it. Further ones may be new.
-
-    Raises:
-        JobError: If one has another type, for example because the topic's column was widened.
-    """
-    if files := attempt.files():
-        columns = attempt.columns(files[0]).remove_metadata()
-        table.prepare(columns, source, partition_by)
-        found = table.conflicts(columns)
-        if found:
-            raise JobError(f"{'; '.join(found)}: cast it by --select, or load into another directory")
-
-
-def _rows(records: DataFrame, wanted: Load) -> DataFrame:
-    """Return the rows of the table.
-
-    Raises:
-        JobError: If they lack a column of the partitioning.
-    """
-    from pyspark.sql import functions
-
-    frame = records if wanted.columns is None else wanted.columns(records)
-    if HOUR in wanted.partition_by and (wanted.event_time or HOUR not in frame.columns):
-        event_time = functions.expr(wanted.event_time or names_of(records)["timestamp"])
-        frame = frame.withColumn(HOUR, functions.date_format(event_time, "yyyy-MM-dd-HH"))
-    for name in wanted.partition_by:
-        if name not in frame.columns:
-            raise JobError(f"--partition-by {name}: the table has the columns {', '.join(frame.columns)}")
-    if len(frame.columns) == len(wanted.partition_by):
-        raise JobError("--partition-by has every column of the table; one at least must be in its files")
-    return frame
-
-
-def _write(rows: DataFrame, records: DataFrame, wanted: Load, table: StoredTable, data: Path) -> None:
-    """Write the rows to files in directories by the columns of the partitioning.
-
-    Spark takes these columns out of the files. In a table whose files keep them the directories are made by copies, but
-    not by one of the hour of the record's time, which the table derives itself.
-
-    Raises:
-        JobError: If files of such a table cannot have one value of a column each.
-    """
-    from pyspark.sql import functions
-
-    is_derived = not wanted.event_time and wanted.columns is None and HOUR not in records.columns
-    copied = [name for name in wanted.partition_by if table.keeps_columns and not (is_derived and name == HOUR)]
-    for name in copied:
-        kind = rows.schema[name].dataType.simpleString()
-        if kind not in _COPIED_TYPES:
-            raise JobError(f"--partition-by {name}: it is {kind}; name a string, an integer, a bool or a date")
-        column = functions.col(f"`{name}`")
-        text = functions.when(column == "", EMPTY_TEXT).otherwise(column) if kind == "string" else column
-        rows = rows.withColumn(_COPY + name, text)
-    directories = [_COPY + name if name in copied else name for name in wanted.partition_by]
-    rows.write.partitionBy(*directories).parquet(str(data))
-    for path in sorted(data.rglob(f"{_COPY}*"), reverse=True):  # The innermost first.
-        path.rename(path.with_name(path.name.removeprefix(_COPY)))
-
-
-def _describe(summary: LoadSummary, state: TableState, latest: Mapping[int, int]) -> None:
-    summary.positions = dict(state.positions)
-    summary.lag_by_partition = {
-        partition: end - state.positions.get(str(partition), 0) for partition, end in sorted(latest.items())
-    }
-    summary.lag = sum(summary.lag_by_partition.values())
-    summary.table_rows, summary.table_bytes, summary.table_files = state.rows, state.bytes, state.files
+EVERY_SECONDS = 5.0
 
 
 def show_load(summary: Mapping[str, Any], console: Console) -> None:
@@ -243,18 +56,35 @@ def show_load(summary: Mapping[str, Any], console: Console) -> None:
         console.print(f"{summary['lost']:,} records were removed before they could be loaded.")
     console.print(
         f"The table has {summary['table_rows']:,} rows, {summary['table_bytes']:,} bytes "
-        f"in {summary['table_files']:,} files; lag: {summary['lag']:,} records."
+        f"in {summary['table_files']:,} files; lag: {summary['lag_records']:,} records."
     )
     console.print(f"It lies in {summary['table']}")
-    for answer in summary["answers"]:
+    for answer in summary.get("answers", ()):
         show_answer(answer["sql"], answer["columns"], answer["rows"], console)
 
 
 def load(
     topic: Annotated[str, typer.Option(help="The topic.")],
-    table: TableDirectory,
+    table: Annotated[
+        str,
+        typer.Option(
+            help="Table: a directory on a local disk or a shared file system, created if missing; the URL of an object "
+            "store, such as s3://lake/clicks, for Delta; with --catalog its name in the catalog, namespace.table."
+        ),
+    ],
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     table_format: Annotated[LoadFormat, typer.Option("--format", help="Format of the table.")] = LoadFormat.PARQUET,
+    catalog: Annotated[
+        str, typer.Option(metavar="NAME", help="Catalog of pyiceberg's configuration, instead of one in the directory.")
+    ] = "",
+    staging: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="For a table on object storage or in a catalog, and required there: a directory, the same for the "
+            "driver and all executors, in which Spark writes the files of a commit before they are copied.",
+        ),
+    ] = None,
     event_time: EventTime = "",
     partition_by: Annotated[
         list[str] | None,
@@ -277,6 +107,13 @@ def load(
     commit_records: Annotated[
         int, typer.Option(min=1, help="Maximum records per commit; a larger backlog requires several.")
     ] = COMMIT_RECORDS,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Load new records until Ctrl-C or SIGTERM, and compact small files."),
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="With --follow: time between commits.")
+    ] = EVERY_SECONDS,
     accept_data_loss: Annotated[
         bool, typer.Option("--accept-data-loss", help="Continue after retention removed records that were not loaded.")
     ] = False,
@@ -290,31 +127,66 @@ def load(
 ) -> None:
     """Load the new records of a topic into a table, by event hour or by columns.
 
-    Each run continues where the last one ended.
+    Each run continues where the last one ended. With --follow and --json each commit is one line, with the lag of each
+    partition, and so is every ten seconds without a commit; the summary is the last line.
     """
     wanted = Load(
         topic,
-        table.absolute(),
+        table if catalog or "://" in table else Path(table).absolute(),
         bootstrap_servers,
         table_format,
         event_time,
-        (lambda frame: frame.selectExpr(*select)) if select else None,
+        _selecting(select) if select else None,
         tuple(partition_by or (HOUR,)),
-        commit_records=commit_records,
-        accept_loss=accept_data_loss,
+        commit_records,
+        accept_data_loss,
+        catalog,
+        staging.absolute() if staging is not None else None,
+        every if follow else None,
     )
+    _check_place(wanted, query)
     check_topics(bootstrap_servers, topic)
     progress = ProgressLine(quiet=quiet)
     with progress.shown():
         progress.step("starting Spark")
         with spark_session("load", master) as spark:
-            summary = load_topic(spark, wanted, progress)
+            summary = load_topic(spark, wanted, progress, _print_line if as_json and follow else _ignore)
+            document = {"job": "load", **summary.as_json()}
             if query:
                 progress.step("asking the table")
-                answers = ask(spark, open_table(str(wanted.table), wanted.format), query)
-                summary.answers = [answer.as_json() for answer in answers]
-    document = asdict(summary)
+                answers = ask(spark, open_table(table, table_format), query)
+                document["answers"] = [answer.as_json() for answer in answers]
     show(document, as_json, lambda console: show_load(document, console))
+
+
+def _selecting(select: list[str]) -> Callable[[DataFrame], DataFrame]:
+    return lambda frame: frame.selectExpr(*select)
+
+
+def _check_place(wanted: Load, query: list[str] | None) -> None:
+    """Check where the table is before Spark is started.
+
+    Raises:
+        JobError: If options exclude each other.
+        LoadError: If the format is not possible there.
+    """
+    if not wanted.is_elsewhere:
+        if wanted.staging is not None:
+            raise usage_error("--staging is for a table on object storage or in a catalog")
+        return
+    open_table(str(wanted.table), wanted.format, wanted.catalog)
+    if wanted.staging is None:
+        raise usage_error(f"{wanted.table} needs --staging DIRECTORY, in which Spark writes its files first")
+    if query:
+        raise usage_error("--query is for a table in a directory")
+
+
+def _print_line(commit: LoadProgress) -> None:
+    print(json.dumps(commit.as_json()), flush=True)
+
+
+def _ignore(_commit: LoadProgress) -> None:
+    pass
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_it_ends_with_a_table_and_three_answers(tmp_path: Path) -> None:
     assert result["ok"]
     assert result["failover"] is None
     assert result["topics"][0]["replicas"] == 3
-    assert (loaded["rows"], loaded["lag"], loaded["table"]) == (5_000, 0, str(table))
+    assert (loaded["rows"], loaded["lag_records"], loaded["table"]) == (5_000, 0, str(table))
     assert list(table.glob("event_hour=2023-11-14-*/*.parquet"))
     by_hour, by_page, by_user = (answer["rows"] for answer in loaded["answers"])
     assert sum(views for _, views, *_ in by_hour) == 5_000

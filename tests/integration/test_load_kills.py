@@ -1,4 +1,4 @@
-"""`headrace load --follow` of a real cluster that is killed again and again while records are sent: each is there once.
+"""Loads that follow a topic of a real cluster and are killed again and again: each record is in the table once.
 
 tests/unit/client/loading/test_load_kills.py kills loads of a directory at lines of the code; here a kill finds fetches,
 buffers, writes and compactions wherever they are.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 
@@ -25,8 +26,19 @@ KILLS = 20
 PARTITIONS = 3
 PARTS = 500
 """Records of one send."""
+PAUSE_SECONDS = {"headrace load": 0.02, "spark_jobs.load": 0.2}
+"""Time between sends: a load with Spark takes seconds to start, and all records are compared."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def load_command(loader, topic, where, table_format, servers):
+    """Return the command that loads what there is."""
+    if loader == "headrace load":
+        command = ["headrace.cli", "load", topic, "--to", where]
+    else:
+        command = ["spark_jobs.load", "--topic", topic, "--table", where, "--master", "local[2]"]
+    return [sys.executable, "-m", *command, "--format", table_format, "-q", "-b", servers]
 
 
 def values(table, table_format):
@@ -37,11 +49,12 @@ def values(table, table_format):
     return sorted(int(value) for value in pa.table(rows)["value"].to_pylist())
 
 
+@pytest.mark.parametrize("loader", list(PAUSE_SECONDS))
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
 def test_a_load_that_is_killed_twenty_times_has_each_record_once(
-    headrace_cluster, topic_name, tmp_path, table_format
+    headrace_cluster, topic_name, tmp_path, table_format, loader
 ) -> None:
-    """At random moments after its first commit since the kill before."""
+    """At random moments after its first commit since the kill before; of Spark also Java is killed, or left behind."""
     servers, over = headrace_cluster.bootstrap_servers, threading.Event()
     seed = int(os.environ.get("HEADRACE_LOAD_SEED", str(random.randrange(1 << 30))))
     rng, sent = random.Random(seed), 0
@@ -50,27 +63,29 @@ def test_a_load_that_is_killed_twenty_times_has_each_record_once(
     def send() -> None:
         nonlocal sent
         with headrace.Producer(bootstrap_servers=servers) as producer:
-            while not over.wait(0.02):
+            while not over.wait(PAUSE_SECONDS[loader]):
                 producer.send_many(topic_name, [b"%d" % (sent + n) for n in range(PARTS)], partition=sent % PARTITIONS)
                 sent += PARTS
 
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.create_topic(topic_name, PARTITIONS, config={"durability": "async"})
     where = tmp_path / "table"
-    command = [sys.executable, "-m", "headrace.cli", "load", topic_name, "--to", where, "--format", table_format]
+    command = load_command(loader, topic_name, where, table_format, servers)
     sender = threading.Thread(target=send)
     sender.start()
     try:
         table, rows = open_table(str(where), LoadFormat(table_format), "", is_typed=False), 0
         for _ in range(KILLS):
-            with running([*command, "--follow", "--every", "0.2", "-q", "-b", servers]) as process:
-                rows = until(lambda rows=rows: (now := table.state().rows) > rows and now, "rows are committed")
-                over.wait(rng.uniform(0, 0.6))
+            with running([*command, "--follow", "--every", "0.2"], start_new_session=True) as process:
+                rows = until(lambda rows=rows: (now := table.state().rows) > rows and now, "rows are committed", 120)
+                over.wait(rng.uniform(0, 3 * PAUSE_SECONDS[loader] + 0.6))
                 assert process.poll() is None
+                if rng.random() < 0.5:
+                    os.killpg(process.pid, signal.SIGKILL)
     finally:
         over.set()
         sender.join()
-    with running([*command, "-q", "-b", servers]) as last:
+    with running(command) as last:
         assert last.wait(120) == 0
     assert values(table, table_format) == list(range(sent))
     print(sent, "records,", table.state().version, "commits")

@@ -25,12 +25,13 @@ from headrace.client.loading.tables.state import StoredTable
 from spark_jobs.access_log import describe, load_files, parsed_topic
 from spark_jobs.audit import Audit, run_audit, summary_of
 from spark_jobs.command import JobError, explain
-from spark_jobs.load import Load, load_topic
+from spark_jobs.load_options import Load
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
 from spark_jobs.session import LOCAL_JAVA_OPTIONS, prepared
 from spark_jobs.streams import Stream, read_stream, run_stream
 from spark_jobs.topic_frame import read_topic
+from spark_jobs.topic_loading import load_topic
 from spark_jobs.windows import counts_of, end_of_gap, end_of_window, joined, sessions_of
 
 import spark_jobs
@@ -97,12 +98,12 @@ def test_a_topic_becomes_a_table_record_by_record(jobs, servers, topic, tmp_path
     wanted = Load(topic, tmp_path / "table", servers, table_format, commit_records=100)
     send(servers, topic, 70)
     first = load_topic(jobs, wanted, QUIET)
-    assert (first.rows, first.commits, first.lag) == (210, 3, 0)
+    assert (first.rows, first.commits, first.lag_records) == (210, 3, 0)
     send(servers, topic, 20, first=70)
     second = load_topic(jobs, wanted, QUIET)
     third = load_topic(jobs, wanted, QUIET)
     assert (second.rows, second.commits, second.table_rows) == (60, 1, 270)
-    assert (third.rows, third.commits, third.table_rows, third.lag) == (0, 0, 270, 0)
+    assert (third.rows, third.commits, third.table_rows, third.lag_records) == (0, 0, 270, 0)
     table = open_table(str(wanted.table), table_format)
     assert rows_of(table) == expected(90)
     assert dict(table.state().positions) == {"0": 90, "1": 90, "2": 90}
@@ -125,7 +126,7 @@ def test_loads_with_and_without_spark_continue_each_other(jobs, servers, topic, 
         assert (summary.rows, summary.lost) == (3, 0)
     send(servers, topic, 4, first=26)
     after = load_topic(jobs, wanted, QUIET)
-    assert (after.rows, after.table_rows, after.lag) == (12, 90, 0)
+    assert (after.rows, after.table_rows, after.lag_records) == (12, 90, 0)
     assert after.table_files < 16
     table = open_table(str(wanted.table), table_format)
     assert rows_of(table) == expected(30)
@@ -133,7 +134,7 @@ def test_loads_with_and_without_spark_continue_each_other(jobs, servers, topic, 
     (answer,) = ask(jobs, table, [sql])
     assert answer.rows[0][:2] == [90, 90]
     assert answer.rows[0][3] == "2:9"
-    assert (summary.partitions[0].position, after.positions["0"]) == (26, 30)
+    assert (summary.partitions[0].position, after.partitions[0].position) == (26, 30)
 
 
 def test_records_removed_by_retention_are_reported_and_not_skipped(jobs, servers, topic, tmp_path):
@@ -150,7 +151,7 @@ def test_records_removed_by_retention_are_reported_and_not_skipped(jobs, servers
         load_topic(jobs, wanted, QUIET)
     accepting = Load(topic, tmp_path / "table", servers, accept_loss=True)
     summary = load_topic(jobs, accepting, QUIET)
-    assert (summary.rows, summary.lost, summary.lag) == (26, 4, 0)
+    assert (summary.rows, summary.lost, summary.lag_records) == (26, 4, 0)
     gone = [(1, number) for number in range(10, 14)]
     left = [row for row in expected(20) if row[1:3] not in gone]
     assert rows_of(open_table(str(wanted.table), LoadFormat.PARQUET)) == left
@@ -176,7 +177,7 @@ def test_rows_that_do_not_come_stop_a_commit(jobs, servers, topic, tmp_path, mon
     def lacking_one(*arguments, **options):
         return read_topic(*arguments, **options).where("NOT (partition = 1 AND offset = 3)")
 
-    monkeypatch.setattr("spark_jobs.load.read_topic", lacking_one)
+    monkeypatch.setattr("spark_jobs.topic_loading.read_topic", lacking_one)
     with pytest.raises(JobError, match="Spark read 29 records where offsets say 30"):
         load_topic(jobs, Load(topic, tmp_path / "table", servers), QUIET)
     table = open_table(str(tmp_path / "table"), LoadFormat.PARQUET)
@@ -231,7 +232,7 @@ def test_a_load_that_is_ended_while_spark_writes_is_made_good(jobs, servers, top
     assert ended(slow_load, said) == code, said.read_text()
     assert rows_of(open_table(str(table), LoadFormat.PARQUET)) == []
     summary = load_topic(jobs, Load(topic, table, servers), QUIET)
-    assert (summary.rows, summary.lag) == (210, 0)
+    assert (summary.rows, summary.lag_records) == (210, 0)
     assert rows_of(open_table(str(table), LoadFormat.PARQUET)) == expected(70)
     assert list(table.glob("_headrace/attempts/*")) == []
 
@@ -488,7 +489,7 @@ def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic
     wanted = Load(typed_topic, tmp_path / "table", servers, table_format, partition_by=("page",), commit_records=60)
     send_rows(servers, typed_topic, range(100))
     first = load_topic(jobs, wanted, QUIET)
-    assert (first.rows, first.commits, first.lag) == (100, 2, 0)
+    assert (first.rows, first.commits, first.lag_records) == (100, 2, 0)
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.alter_config(typed_topic, {"columns": COLUMNS + ", country string"})
     send_rows(servers, typed_topic, range(100, 110), {"country": "AT"})

@@ -12,21 +12,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from headrace.client.admin.admin import Admin
 from headrace.client.base.config import AdminConfig, build
-from headrace.client.base.errors import ConfigError, LogTruncationError, TopicRecreatedError
+from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.consumer.consumer import Consumer
+from headrace.client.loading.explained import explained
 from headrace.client.loading.progress import LoadedTopic, Progress
-from headrace.client.loading.tables.errors import LoadError, is_full
 from headrace.display.progress import progress_bar
-from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
+from headrace.wire.errors import OffsetOutOfRangeError
 from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def load(
         raise ConfigError(f"loading needs {error.name}", action="Run `pip install 'headrace[load]'`.") from error
     options = LoadOptions(format, catalog, tuple(partition_by), every, max_bytes, accept_data_loss)
     started = time.monotonic()
-    with _explained(os.fspath(to)), ExitStack() as stack:
+    with explained(os.fspath(to)), ExitStack() as stack:
         admin = stack.enter_context(Admin(**settings))
         loads = [
             TopicLoad(admin, topic, _target(os.fspath(to), topic, options, len(topics)), options, stack)
@@ -249,34 +249,3 @@ def _ends(loads: Sequence[TopicLoad], until: int | datetime | None) -> dict[Topi
             latest = {number: min(end, until) for number, end in latest.items()}
         ends.update({TopicPartition(each.topic, number): end for number, end in latest.items()})
     return ends
-
-
-@contextmanager
-def _explained(to: str) -> Iterator[None]:
-    """Raise errors with the next step of a load."""
-    try:
-        yield
-    except CorruptBatchError as error:
-        error.action = "Run it with --skip-corrupt to continue behind it, or restore the partition."
-        raise
-    except TopicRecreatedError as error:
-        raise LoadError(f"{error.message}; nothing of the new topic was loaded. Load it into another table") from error
-    except LogTruncationError as error:
-        raise LoadError(f"{error.message}; the table may have them. Load into another table") from error
-    except HeadraceError:
-        raise
-    except Exception as error:
-        if is_full(error):
-            raise LoadError(
-                f"no space is left at {to}: nothing of this commit is in the table; free some and run the load again, "
-                "which continues"
-            ) from error
-        if type(error).__module__.partition(".")[0] in {
-            "deltalake",
-            "pyiceberg",
-            "pyarrow",
-            "sqlalchemy",
-        } or isinstance(error, OSError):
-            said = " ".join(str(error).split())  # The answer to a commit may be what was lost.
-            raise LoadError(f"{to}: {said}; run the load again, which continues", Outcome.UNKNOWN) from error
-        raise

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
     from headrace.client.loading.load import LoadOptions
 
+
 class TopicLoad:
     """Load of one topic. One thread; `stack` has the table's lock until it is closed."""
 
