@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing.connection import Connection
@@ -37,8 +37,10 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from rich.console import Console
 from rich.table import Table
 
+from bench.load import PAPER_BYTES
+
 SHARES = {"without": None, "without, again": None, "0 %": 0.0, "1 %": 0.01, "100 %": 1.0}
-VALUE = bytes(100)
+VALUE = bytes(PAPER_BYTES)
 DRAWS = 2_000
 KEPT_BYTES = 64 << 20
 """Of a topic and of a segment: rounds fill the disk otherwise."""
@@ -182,13 +184,15 @@ def handling(servers: str, topic: str, clock: Clock, stack: contextlib.ExitStack
 LOADS = {"send": 100_000, "send, keys": 100_000, "send_many": 500_000, "handler": 10_000}
 
 
-def measure(cluster: LocalCluster, endpoint: str, name: str, rounds: int, scale: float) -> list[dict[str, Any]]:
+def measure(
+    cluster: LocalCluster, endpoint: str, name: str, shares: Sequence[str], rounds: int, scale: float
+) -> list[dict[str, Any]]:
     """Return one row for each share."""
     records = max(10_000, round(LOADS[name] * scale / 10_000) * 10_000)
     servers, clock = cluster.bootstrap_servers, Clock(cluster)
-    seconds: dict[str, list[float]] = {share: [] for share in SHARES}
-    costs: dict[str, list[float]] = {share: [] for share in SHARES}
-    providers = {share: provider_for(sampled, endpoint) for share, sampled in SHARES.items()}
+    seconds: dict[str, list[float]] = {share: [] for share in shares}
+    costs: dict[str, list[float]] = {share: [] for share in shares}
+    providers = {share: provider_for(SHARES[share], endpoint) for share in shares}
     topic = f"bench-{random.getrandbits(64):x}"
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.create_topic(topic, config={"retention_bytes": KEPT_BYTES, "segment_bytes": KEPT_BYTES})
@@ -198,14 +202,14 @@ def measure(cluster: LocalCluster, endpoint: str, name: str, rounds: int, scale:
         # One producer for all: of two alike, one is often some percent faster, by where its objects are in memory.
         run = (handling if name == "handler" else partial(sending, name))(servers, topic, clock, stack)
         for turn in range(rounds + 1):  # The first one warms up.
-            order = random.sample(list(SHARES), len(SHARES))
+            order = random.sample(shares, len(shares))
             found = dict.fromkeys(SHARES, (0.0, 0.0))
             for share in order + order[::-1]:
                 gc.collect()
                 with traced(providers[share]):
                     took, cost = run(records)
                 found[share] = found[share][0] + took, found[share][1] + cost
-            for share in SHARES if turn else ():
+            for share in shares if turn else ():
                 seconds[share].append(found[share][0] / 2)
                 costs[share].append(found[share][1] / 2)
     return [
@@ -218,7 +222,7 @@ def measure(cluster: LocalCluster, endpoint: str, name: str, rounds: int, scale:
             "CPU": round(ratio(costs[share], costs["without"]), 3),
             "95 %": "{:.3f} to {:.3f}".format(*interval(costs[share], costs["without"])),
         }
-        for share in SHARES
+        for share in shares
     ]
 
 
@@ -238,15 +242,17 @@ def main(
     rounds: Annotated[int, typer.Option(help="Rounds, each with every share twice.")] = 20,
     scale: Annotated[float, typer.Option(help="Share of the usual number of records.")] = 1.0,
     load: Annotated[list[str] | None, typer.Option(help="Only these loads.")] = None,
+    sampled: Annotated[list[str] | None, typer.Option(help="Only these shares, such as '1 %'.")] = None,
     brokers: Annotated[int, typer.Option(help="Brokers; topics have as many replicas, up to three.")] = 3,
 ) -> None:
     """Measure and print."""
+    shares = [share for share in SHARES if share == "without" or not sampled or share in sampled]
     table = Table("load", "sampled", "records/s", "rate", "CPU us", "CPU", "95 %")
     with sink() as endpoint:
         settings = {"otlp_endpoint": endpoint, "retention_interval_ms": 1_000}
         with LocalCluster(LocalClusterSpec(brokers=brokers, coordinators=1, broker_settings=settings)) as cluster:
             for name in load or LOADS:
-                for row in measure(cluster, endpoint, name, rounds, scale):
+                for row in measure(cluster, endpoint, name, shares, rounds, scale):
                     table.add_row(*(str(value) for value in row.values()))
     Console().print(table)
 
