@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.progress import LoadProgress
+from headrace.client.loading.tables.errors import LoadError
 from rich.console import Console
 
 from spark_jobs.command import (
@@ -167,14 +168,16 @@ def _check_place(wanted: Load, query: list[str] | None) -> None:
     """Check where the table is before Spark is started.
 
     Raises:
-        JobError: If options exclude each other.
-        LoadError: If the format is not possible there.
+        JobError: If options exclude each other, or the format is not possible there.
     """
     if not wanted.is_elsewhere:
         if wanted.staging is not None:
             raise usage_error("--staging is for a table on object storage or in a catalog")
         return
-    open_table(str(wanted.table), wanted.format, wanted.catalog)
+    try:
+        open_table(str(wanted.table), wanted.format, wanted.catalog)
+    except LoadError as error:
+        raise usage_error(str(error)) from error
     if wanted.staging is None:
         raise usage_error(f"{wanted.table} needs --staging DIRECTORY, in which Spark writes its files first")
     if query:

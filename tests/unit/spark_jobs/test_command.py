@@ -45,7 +45,8 @@ def test_help_describes_what_a_job_does(arguments, capsys):
         ((load, "--topic", "t"), "--table"),
         ((load, "--topik", "t"), "--topik"),
         ((load, "--topic", "t", "--table", "x", "--format", "csv"), "--format"),
-        ((load, "--topic", "t", "--table", "s3://bucket/t"), "'--table': s3:// is no directory: a table lies on"),
+        ((load, "--topic", "t", "--table", "s3://bucket/t"), "s3://bucket/t: plain Parquet files cannot be"),
+        ((access_log, "--table", "s3://bucket/t", "--topic", "t"), "'--table': s3:// is no directory: a table lies on"),
         ((windows, "counts", "--topic", "t", "--output", "gs://b/t"), "'--output': gs:// is no directory"),
         ((access_log, "--table", "x"), "either --file or --topic"),
         (
