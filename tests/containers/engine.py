@@ -73,10 +73,10 @@ class Engine:
         """Run `docker` and return what it printed; AssertionError with its complaint where it fails."""
         return self._run("docker", *arguments)
 
-    def compose(self, *arguments: str, profile: str = "") -> str:
-        """Run Docker Compose on docker-compose.yml as it is, as `docker` above."""
+    def compose(self, *arguments: str, profile: str = "", file: str = "docker-compose.yml") -> str:
+        """Run Docker Compose on a file of the repository as it is, as `docker` above."""
         profiles = ("--profile", profile) if profile else ()
-        return self._run(str(COMPOSE), "--file", str(ROOT / "docker-compose.yml"), *profiles, *arguments)
+        return self._run(str(COMPOSE), "--file", str(ROOT / file), *profiles, *arguments)
 
     def inspect(self, name: str) -> dict[str, Any]:
         """All that the engine knows about a container, image or volume."""
