@@ -77,6 +77,10 @@ def test_the_secret_of_a_running_cluster_is_replaced(replicated):
     assert new.secret != old.secret
     assert not {old.secret.hex(), new.secret.hex()} & {*done.stdout.split(), *done.stderr.split()}
     assert [part.pid for part in cluster.parts] == processes
+    logs = [part.log_file for part in cluster.coordinators]
+    until(
+        lambda: sum(log.read_text().count("ReplaceSecret") for log in logs) == 3, "the controller has noted all steps"
+    )
     for broker in cluster.brokers:
         until(lambda address=broker.address: not is_accepted(address, token), "the old secret is refused")
         assert is_accepted(broker.address, token_by(new.secret))

@@ -28,8 +28,9 @@ names of the last one.
 consumer that waits for records calls several times a minute.
 
 Acts are the methods {acts}. The logger `audit` also logs them at level `info`.
-So are {registry} of the schema registry. `BootstrapAdmin` is the command `headrace-coordinator bootstrap-admin`, which
-makes no call: the controller writes that event when it sees the new administrator, whose name is in `request`.
+So are {registry} of the schema registry. `BootstrapAdmin` and `ReplaceSecret` are the commands
+`headrace-coordinator bootstrap-admin` and `replace-secret`, which make no call: the controller writes these events when
+it sees the new administrator, whose name is in `request`, or a step of the replacement.
 
 ## Who deleted this?
 

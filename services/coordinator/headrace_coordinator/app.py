@@ -282,7 +282,7 @@ class _Coordinator:
                 view.keyspace,
                 self._clock,
                 clock_doubt=clocks.look,
-                note_bootstrap=self._gate.note_bootstrap,
+                note_command=self._gate.note_command,
             ),
         )
 

@@ -3,7 +3,8 @@
 By the secret brokers and coordinators prove to each other that they belong to the cluster. It is replaced by three
 writes to etcd, which every process watches: the new secret is accepted, then it is used, then it is the only one. After
 each of the first two the command waits until every process has seen it: one that has been without etcd for longer than
-that reconnects later. After an interruption the next run continues. No secret is in the output.
+that reconnects later. After an interruption the next run continues. No secret is in the output. The controller writes
+each step to the audit log (`IdentityMaintenance`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.telemetry import configure_logging
 from headrace_server.tls import read_tls
 
+from headrace_coordinator.core.cluster_secrets import next_secrets, step_of
 from headrace_coordinator.settings import CoordinatorSettings
 
 WAIT_SECONDS = 120
@@ -49,25 +51,13 @@ async def run_replacement(settings: CoordinatorSettings, wait_seconds: float, re
             is_begun = True
             written = next_secrets(stored.secrets, secrets.token_bytes(SECRET_BYTES))
             await _write(metastore, settings.cluster, stored, written)
-            if written.next:
-                report(f"the new secret is accepted; waiting {wait_seconds:g} s")
-            elif written.previous:
-                report(f"the new secret is used, and the old one is still accepted; waiting {wait_seconds:g} s")
-            else:
-                report("the old secret is refused")
+            if not (written.next or written.previous):
+                report(step_of(written))
                 return
+            report(f"{step_of(written)}; waiting {wait_seconds:g} s")
             await asyncio.sleep(wait_seconds)
     finally:
         await metastore.close()
-
-
-def next_secrets(stored: metadata_pb2.ClusterSecrets, fresh: bytes) -> metadata_pb2.ClusterSecrets:
-    """Return what follows the `stored` secrets in a replacement, for which `fresh` is a new one."""
-    if stored.next:
-        return metadata_pb2.ClusterSecrets(used=stored.next, previous=stored.used)
-    if stored.previous:
-        return metadata_pb2.ClusterSecrets(used=stored.used)
-    return metadata_pb2.ClusterSecrets(used=stored.used, next=fresh)
 
 
 @dataclass(frozen=True, slots=True)

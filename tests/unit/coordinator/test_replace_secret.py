@@ -1,6 +1,6 @@
 """Steps of the replacement of the cluster's secret."""
 
-from headrace_coordinator.replace_secret import next_secrets
+from headrace_coordinator.core.cluster_secrets import next_secrets
 from headrace_server.internal_v1 import metadata_pb2
 
 OLD, NEW = b"o" * 32, b"n" * 32

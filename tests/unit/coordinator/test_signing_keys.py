@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 from headrace.v1 import auth_pb2
+from headrace_coordinator.core.cluster_secrets import next_secrets
 from headrace_coordinator.core.signing_keys import KEPT_MS, ROTATION_MS, KeyPlan, plan_keys
 from headrace_coordinator.runtime.identity_maintenance import KEPT_GRANT_MS, IdentityMaintenance
 from headrace_server.identity.callers import MAX_SKEW_MS
@@ -60,7 +61,7 @@ def parts():
 
 
 @contextlib.asynccontextmanager
-async def elected(parts, doubt=lambda: "", bootstrapped=None):
+async def elected(parts, doubt=lambda: "", noted=None):
     """Maintenance by a controller, which has the epoch that etcd says."""
     controller = Put(parts.keyspace.controller(), b"me")
     epoch = (await parts.metastore._inner.txn([], [controller])).revision
@@ -71,7 +72,7 @@ async def elected(parts, doubt=lambda: "", bootstrapped=None):
         parts.keyspace,
         parts.clock,
         clock_doubt=doubt,
-        note_bootstrap=[].append if bootstrapped is None else bootstrapped.append,
+        note_command=lambda method, done: None if noted is None else noted.append((method, *done.values())),
     )
     task = asyncio.create_task(maintenance.run(epoch))
     try:
@@ -158,10 +159,29 @@ async def test_who_is_no_controller_any_more_writes_nothing(parts):
 
 async def test_an_administrator_that_the_command_makes_is_noted(parts):
     """There is no call that the audit log could have; those whom administrators make are acts of theirs."""
-    bootstrapped = []
-    async with elected(parts, bootstrapped=bootstrapped):
+    noted = []
+    async with elected(parts, noted=noted):
         await shown(parts, lambda: parts.view.signing_keys)
         await parts.bootstrap("first")
         await parts.bootstrap("first", recover=True)
         await parts.administrator("second")
-    assert bootstrapped == ["first", "first"]
+    assert noted == [("BootstrapAdmin", "first")] * 2
+
+
+async def test_the_steps_of_a_replacement_of_the_secret_are_noted(parts):
+    """The command makes no call either; no secret is in the audit log."""
+    noted, key = [], parts.keyspace.cluster_secrets()
+    async with elected(parts, noted=noted):
+        await shown(parts, lambda: parts.view.signing_keys)
+        await parts.metastore._inner.txn([], [Put(key, b"\xff")])
+        secrets = metadata_pb2.ClusterSecrets(used=b"old")
+        for _ in range(3):
+            secrets = next_secrets(secrets, b"new")
+            await parts.metastore._inner.txn([], [Put(key, secrets.SerializeToString())])
+            await shown(parts, lambda: parts.view.stored_secrets == secrets)  # noqa: B023
+    steps = (
+        "the new secret is accepted",
+        "the new secret is used, and the old one is still accepted",
+        "the old secret is refused",
+    )
+    assert noted == [("ReplaceSecret", step) for step in steps]

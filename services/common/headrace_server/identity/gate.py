@@ -43,8 +43,6 @@ OWN_PRODUCER = "own producer id"
 """What a producer with the id of another user lacks, in place of a right."""
 CANCELLED = "CANCELLED"
 """In place of the code of an error: the caller left before the call ended, which may have had its effect."""
-BOOTSTRAP = "BootstrapAdmin"
-"""Method of the audit log for `headrace-coordinator bootstrap-admin`, which is no call."""
 
 
 class Counts(Protocol):
@@ -184,10 +182,9 @@ class IdentityGate:
         described = describe_request(request) if self.writes_audit else None  # The log has no requests.
         self.audit_log.note_act(self._event(done, "act", error=error, resources=resources, request=described))
 
-    def note_bootstrap(self, user: str) -> None:
-        """Write to the audit log that a user was made an administrator by the command, without a call."""
-        made = {"user": user}
-        event = AuditEvent(self._clock.now_ms(), self._server_name, "", "", "", BOOTSTRAP, "act", request=made)
+    def note_command(self, method: str, done: dict[str, str]) -> None:
+        """Write to the audit log what a command has done directly in etcd, without a call."""
+        event = AuditEvent(self._clock.now_ms(), self._server_name, "", "", "", method, "act", request=done)
         self.audit_log.note_act(event)
 
     def _event(self, access: Access, kind: str, **fields: Any) -> AuditEvent:

@@ -66,6 +66,7 @@ class IdentityView:
         self.signing_keys: dict[str, metadata_pb2.SigningKey] = {}
         self.signing_secrets: dict[str, bytes] = {}
         """Secrets of `signing_keys`."""
+        self.stored_secrets = metadata_pb2.ClusterSecrets()
         self.cluster_secrets: tuple[bytes, ...] = ()
         """Accepted secrets of the cluster, the used one first; none before the first replacement."""
         self.version = 0
@@ -186,6 +187,7 @@ class IdentityView:
                 self._quota_of = {quota.user: quota for quota in self._quotas.values()}
             case ClusterSecretsKey():
                 secrets = self._decode(found, metadata_pb2.ClusterSecrets) or metadata_pb2.ClusterSecrets()
+                self.stored_secrets = secrets
                 self.cluster_secrets = tuple(filter(None, (secrets.used, secrets.next, secrets.previous)))
             case PostureKey():
                 posture = self._decode(found, metadata_pb2.StoredPosture)

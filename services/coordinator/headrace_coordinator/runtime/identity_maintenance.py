@@ -2,8 +2,8 @@
 
 Every write compares the controller's epoch (I14). A write without a response is not repeated: the next look finds out
 by the view whether it was applied. Expired grants give no right; they are kept for a day, so that an explanation can
-name them. What `bootstrap-admin` writes, for which there is no call, is noted in the audit log by the controller that
-sees it. Belongs to the event loop.
+name them. What `bootstrap-admin` and `replace-secret` write, for which there is no call, is noted in the audit log by
+the controller that sees it. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.wire.errors import MetastoreUnavailableError, TimedOutError
 from headrace_server.clock import Clock
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.key_table import GrantKey
+from headrace_server.key_table import ClusterSecretsKey, GrantKey
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
     Compare,
@@ -33,6 +33,7 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.metastore.view import PrefixView
 
+from headrace_coordinator.core.cluster_secrets import step_of
 from headrace_coordinator.core.signing_keys import plan_keys
 from headrace_coordinator.runtime.first_administrator import BOOTSTRAP_ADMIN
 
@@ -60,10 +61,10 @@ class IdentityMaintenance:
         clock: Clock,
         *,
         clock_doubt: Callable[[], str] = lambda: "",
-        note_bootstrap: Callable[[str], None],
+        note_command: Callable[[str, dict[str, str]], None],
     ) -> None:
         """`clock_doubt` returns why the wall clock cannot be trusted now, or an empty string if it can.
-        `note_bootstrap` is that of the gate.
+        `note_command` is that of the gate.
         """
         self._metastore = metastore
         self._source = source
@@ -71,7 +72,7 @@ class IdentityMaintenance:
         self._keyspace = keyspace
         self._clock = clock
         self._clock_doubt = clock_doubt
-        self._note_bootstrap = note_bootstrap
+        self._note_command = note_command
         self._changed = asyncio.Event()
         self._pending: metadata_pb2.SigningKey | None = None
         """Key that is being added: the same one until the view shows it, so that retries add one."""
@@ -100,9 +101,12 @@ class IdentityMaintenance:
             self._changed.set()
         for key in keys:
             parsed = self._keyspace.parse(key)
-            grant = self._view.grant(parsed.grant_id) if isinstance(parsed, GrantKey) else None
-            if grant is not None and grant.granted_by == BOOTSTRAP_ADMIN:
-                self._note_bootstrap(grant.principal)
+            if isinstance(parsed, GrantKey):
+                grant = self._view.grant(parsed.grant_id)
+                if grant is not None and grant.granted_by == BOOTSTRAP_ADMIN:
+                    self._note_command("BootstrapAdmin", {"user": grant.principal})
+            elif isinstance(parsed, ClusterSecretsKey) and self._view.cluster_secrets:
+                self._note_command("ReplaceSecret", {"step": step_of(self._view.stored_secrets)})
 
     async def _wait(self) -> None:
         """Wait for the next look, or until no signing key is left."""
