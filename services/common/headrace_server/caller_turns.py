@@ -2,7 +2,8 @@
 
 A small call needs some ten turns of the loop, each of which lasts as long as all work done in it. Therefore only one
 slice of large requests runs at a time, and the next one is another caller's. While there are small calls, slices get
-half of the time. A caller is an address (`places.caller`) or, for work without a caller, any key that divides it.
+half of the time. `has_others` returns whether it matters that the loop is blocked. A caller is an address
+(`places.caller`) or, for work without a caller, any key that divides it.
 """
 
 from __future__ import annotations
@@ -62,11 +63,20 @@ class _Turns:
         self._owed_seconds = 0.0
         self._large: dict[str, float] = {}  # time of each caller's last slice
         self._small, self._small_at = "", -math.inf  # last caller without a recent slice, and time of its call
+        self._last, self._last_at = "", -math.inf  # caller and time of the last call
+        self._other_at = -math.inf  # time of the last call of another caller
 
     def note_call(self, caller: str, now: float) -> None:
         """Record a call that may be small."""
+        if caller != self._last:
+            self._last, self._other_at = caller, self._last_at
+        self._last_at = now
         if now - self._large.get(caller, -math.inf) > LARGE_SECONDS:
             self._small, self._small_at = caller, now
+
+    def has_others(self, caller: str, now: float) -> bool:
+        """Return whether another caller is active."""
+        return now - (self._other_at if caller == self._last else self._last_at) <= SMALL_SECONDS
 
     def wait(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """Return a future that completes when the next slice of the task's caller may run."""
@@ -118,6 +128,12 @@ def note_call(caller: str) -> None:
     """Record a call of a caller, for which other callers' slices leave time."""
     loop = asyncio.get_running_loop()
     _turns_of(loop).note_call(caller, loop.time())
+
+
+def has_others() -> bool:
+    """Return whether a caller other than the task's is active, and would notice that the event loop is blocked."""
+    loop = asyncio.get_running_loop()
+    return _turns_of(loop).has_others(CALLER.get(), loop.time())
 
 
 async def next_turn() -> None:

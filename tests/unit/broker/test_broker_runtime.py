@@ -24,8 +24,11 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.flusher import MAX_FLUSHES_AT_ONCE, ROUNDS_LOOKED_AT, Flusher
 from headrace_broker.runtime.partition import Partition, PartitionContext
+from headrace_broker.runtime.partition_appender import LARGE_BYTES
 from headrace_broker.runtime.waiters import FetchWaiters, WakeUp
 from headrace_broker.settings import BrokerSettings
+from headrace_server.caller_turns import note_call
+from headrace_server.calls import CALLER
 from headrace_server.partition_state import PartitionState, Replica
 from prometheus_client import CollectorRegistry
 
@@ -142,6 +145,23 @@ async def test_a_slow_append_moves_the_next_ones_to_a_thread_in_order(partition:
     assert [thread is main for thread in threads] == [True, False, False, True]
     await committed(partition, 4)
     partition.replica.validate_state()
+
+
+async def test_a_large_append_leaves_the_loop_to_another_caller_that_is_active(partition: Partition) -> None:
+    """A write that waits for the disk would block all calls; without another caller a thread would only cost."""
+    large, small = batch(bytes(LARGE_BYTES)), batch(b"x")
+    CALLER.set("greedy")
+    note_call("greedy")
+    assert partition.appender.append_now([large], -1, committed=True) is not None
+    note_call("quiet")
+    assert partition.appender.append_now([large], -1, committed=True) is None
+    assert partition.appender.append_now([small], -1, committed=True) is not None
+    gate = Gate(partition.open_log, "append")
+    written = asyncio.create_task(partition.appender.append([large], -1, committed=True))
+    await gate.reached()
+    assert partition.appender.append_now([small], -1, committed=True) is None  # It does not overtake.
+    gate.opened.set()
+    assert (await written).base_offsets == [2]
 
 
 async def test_while_the_key_promises_durability_everything_is_flushed(partition: Partition) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 from headrace_server import caller_turns
-from headrace_server.caller_turns import CallerQueue, next_turn, note_call
+from headrace_server.caller_turns import CallerQueue, has_others, next_turn, note_call
 from headrace_server.calls import CALLER
 
 
@@ -109,3 +109,18 @@ async def test_of_callers_of_large_calls_the_recent_ones_are_kept(monkeypatch):
             patched.setattr(loop, "time", lambda now=2.0 * number: now)
             turns._pause(loop, str(number), 0.0)
     assert len(turns._large) <= 2
+
+
+async def test_another_caller_is_active_for_a_while_after_its_last_call(monkeypatch):
+    """The caller's own calls, however many, are none of another one."""
+    now, loop = 100.0, asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    found = []
+    for at, caller in ((100, "greedy"), (100.1, "greedy"), (100.2, "quiet"), (100.3, "greedy"), (100.5, "greedy")):
+        now = at
+        note_call(caller)
+        CALLER.set("greedy")
+        found.append(has_others())
+    assert found == [False, False, True, True, False]
+    CALLER.set("quiet")
+    assert has_others()

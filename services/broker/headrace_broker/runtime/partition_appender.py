@@ -18,6 +18,7 @@ from headrace.partition.copies import check_copies, check_mirror, copied_config,
 from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, StorageOfflineError, TimedOutError
 from headrace.wire.ids import LeaderEpoch, Offset
+from headrace_server.caller_turns import has_others
 from headrace_server.calls import CALLER
 
 from headrace_broker.core.messages import AcknowledgementAwaited, AcknowledgementDropped, Action, Appended
@@ -27,6 +28,9 @@ from headrace_broker.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
+
+LARGE_BYTES = 256 << 10
+"""Least bytes of an append that runs in a thread while other callers are active."""
 
 
 class AcknowledgementWaits:
@@ -104,6 +108,8 @@ class PartitionAppender:
         if self.is_slow or self._appending or self._log_lock.locked() or find_compressed(batches, config):
             return None
         if partition_log is not None and partition_log.is_closed_while_idle:
+            return None
+        if sum(map(len, batches)) >= LARGE_BYTES and has_others():
             return None
         started = time.perf_counter()
         result, at_ms, leader_epoch = AppendResult(), self._context.now_ms(), self._replica.leader_epoch
