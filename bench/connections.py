@@ -133,7 +133,7 @@ class Neighbour:
     def __init__(self, cluster: LocalCluster, api_key: str = "") -> None:
         administrator: dict[str, Any] = dict(cluster.client_settings)
         with headrace.Admin(bootstrap_servers=cluster.bootstrap_servers, **administrator) as admin:
-            admin.create_topic(TOPIC, partitions=1, replication_factor=1, config={"durability": "async"})
+            admin.create_topic(TOPIC, config={"durability": "async"}, assignments=[[1]])
         self._producer = headrace.Producer(
             bootstrap_servers=cluster.bootstrap_servers, acks=1, linger_ms=0, transport="native", api_key=api_key
         )

@@ -1,9 +1,12 @@
 """`python -m bench.identity_load`: what a user notices of a greedy one, of wrong tokens, and of etcd's absence.
 
-A cluster of one broker that requires identities. The user is the neighbour of `bench.connections`, a producer that
-sends 100 records per second, one at a time. Next to it, in processes of their own: a core that is kept busy, for
-comparison; a user that produces all it can, without and with a quota; calls with forged session tokens. Then etcd is
-killed for a while. Prints a line of JSON for each case.
+A cluster of two brokers that requires identities. The user is the neighbour of `bench.connections`, a producer that
+sends 100 records per second, one at a time, to the first broker. Next to it, in processes of their own: a user that
+produces all it can to the second broker, without and with a quota to the first one; calls with forged session tokens.
+The second broker shares nothing but the machine with the first one: what the neighbour notices of a greedy user there
+is the scheduler's share, and what it notices of one on its own broker is that and the broker's. A core that is kept
+busy is the least of the machine's shares. Then etcd is killed for a while. Prints a line of JSON for each case, and
+one with the ratios of the neighbour's p99.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -30,21 +34,24 @@ from bench.connections import TOPIC, Neighbour, burn, strangers
 from bench.open_loop import percentiles
 from bench.processor import processor_seconds
 
-GREEDY_TOPIC = "greedy"
+GREEDY_TOPICS = ("greedy", "greedy-elsewhere")
+"""On the broker of the neighbour's topic, and on the other one."""
+KEPT = {"durability": "async", "segment_bytes": 64 << 20, "retention_bytes": 256 << 20}
+"""A greedy user writes a few hundred MB each second: its topics must not fill the disk."""
 VALUE = bytes(1_000)
 FORGED_IN_FLIGHT = 64
 QUOTA_BYTES = 1_000_000
 
 
 def grab(address: str, _count: int, pipe: Connection) -> None:
-    """Produce as much as possible until told; report the records. `address` also has the API key, after a space."""
-    servers, _, api_key = address.partition(" ")
+    """Produce as much as possible until told; report the records. `address` also has the API key and the topic."""
+    servers, api_key, topic = address.split()
     producer = headrace.Producer(bootstrap_servers=servers, api_key=api_key, return_futures=False)
     count = 0
     pipe.send(None)
     while not pipe.poll():
         for _ in range(1_000):
-            producer.send(GREEDY_TOPIC, VALUE)
+            producer.send(topic, VALUE)
         count += 1_000
     pipe.send(count)
 
@@ -78,17 +85,20 @@ async def _forge(address: str, pipe: Connection) -> int:
 class Measured:
     """The cluster with its users."""
 
-    def __init__(self, cluster: LocalCluster, seconds: float) -> None:
+    def __init__(self, cluster: LocalCluster, seconds: float, rounds: int) -> None:
         self.cluster = cluster
         self.seconds = seconds
+        self.rounds = rounds
         self.servers = cluster.bootstrap_servers
         administrator: dict[str, Any] = dict(cluster.client_settings)
         self.admin = headrace.Admin(bootstrap_servers=self.servers, **administrator)
-        self.admin.create_topic(GREEDY_TOPIC, partitions=1, replication_factor=1, config={"durability": "async"})
+        for broker_id, topic in enumerate(GREEDY_TOPICS, start=1):
+            self.admin.create_topic(topic, config=KEPT, assignments=[[broker_id]])
         self.key = self._user("quiet", TOPIC)
-        self.greedy = f"{self.servers} {self._user('greedy', GREEDY_TOPIC)}"
+        key = self._user("greedy", "greedy*")
+        self.greedy, self.elsewhere = (f"{self.servers} {key} {topic}" for topic in GREEDY_TOPICS)
         self.neighbour = Neighbour(cluster, api_key=self.key)
-        self.pid = cluster.brokers[0].pid or 0
+        self.pids = [broker.pid or 0 for broker in cluster.brokers]
 
     def _user(self, name: str, topic: str) -> str:
         self.admin.create_user(name)
@@ -96,12 +106,12 @@ class Measured:
         return str(self.admin.create_api_key(name).secret)
 
     def next_to(self, work: Any, address: str) -> dict[str, Any]:
-        """Return the neighbour's latencies next to `work`, and what that did, with the broker's CPU time."""
+        """Return the neighbour's latencies next to `work`, and what that did, with the brokers' CPU time."""
         with strangers(work, address) as pipe:
             pipe.recv()
-            started, before = time.monotonic(), processor_seconds(self.pid)
+            started, before = time.monotonic(), self._used()
             found: dict[str, Any] = {"neighbour": self.neighbour.work(self.seconds)}
-            used, took = processor_seconds(self.pid) - before, time.monotonic() - started
+            used, took = self._used() - before, time.monotonic() - started
             pipe.send(None)
             count = pipe.recv()
         found["broker_cores"] = round(used / took, 3)
@@ -110,11 +120,31 @@ class Measured:
             found["broker_us_each"] = round(used / count * 1e6, 1)
         return found
 
+    def _used(self) -> float:
+        return sum(map(processor_seconds, self.pids))
+
     def measure_neighbours(self) -> Iterator[dict[str, Any]]:
         """Yield the cases in which others load the broker; `broker_us_each` includes the neighbour's part."""
         yield {"case": "alone", "neighbour": self.neighbour.work(self.seconds)}
-        yield {"case": "next to a busy core", **self.next_to(burn, "")}
-        yield {"case": "next to a greedy user", **self.next_to(grab, self.greedy)}
+        waits: dict[str, list[float]] = {}
+        for _ in range(self.rounds):
+            for case, work, address in (
+                ("a busy core", burn, ""),
+                ("a greedy user of another broker", grab, self.elsewhere),
+                ("a greedy user", grab, self.greedy),
+            ):
+                found = self.next_to(work, address)
+                waits.setdefault(case, []).append(found["neighbour"]["p99_ms"])
+                yield {"case": f"next to {case}", **found}
+        median = {case: statistics.median(values) for case, values in waits.items()}
+        yield {
+            "case": "p99 next to a greedy user, ratio of the medians",
+            **{
+                f"of_{case.replace(' ', '_')}": round(median["a greedy user"] / median[case], 2)
+                for case in median
+                if case != "a greedy user"
+            },
+        }
         self.admin.put_quota("greedy", produce_bytes_per_second=QUOTA_BYTES)
         yield {"case": f"next to a greedy user with a quota of {QUOTA_BYTES} B/s", **self.next_to(grab, self.greedy)}
         yield {"case": "next to forged tokens", **self.next_to(forge, self.cluster.brokers[0].address)}
@@ -151,11 +181,13 @@ class Measured:
 
 def main(
     seconds: Annotated[float, typer.Option(help="Duration of each measurement in seconds.", min=1)] = 20.0,
+    rounds: Annotated[int, typer.Option(help="Times that the greedy users are measured.", min=1)] = 3,
     absence: Annotated[float, typer.Option(help="Seconds for which etcd is away.", min=0)] = 60.0,
 ) -> None:
     """Measure what one user notices of others, of strangers, and of etcd's absence."""
-    with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, identity=True)) as cluster:
-        measured = Measured(cluster, seconds)
+    spec = LocalClusterSpec(brokers=2, coordinators=1, identity=True, broker_settings={"retention_interval_ms": 500})
+    with LocalCluster(spec) as cluster:
+        measured = Measured(cluster, seconds, rounds)
         print(json.dumps({"load_average": os.getloadavg()[0], "processors": os.cpu_count()}), flush=True)
         for found in measured.measure_neighbours():
             print(json.dumps(found), flush=True)
