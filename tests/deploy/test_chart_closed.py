@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from cryptography import x509
 from headrace_coordinator.etcd_auth import apply_etcd_auth, read_etcd_auth
+from headrace_coordinator.replace_secret import run_replacement
 from headrace_coordinator.settings import ENVIRON_PREFIX, CoordinatorSettings
 from headrace_devcluster.etcd_program import find_etcd
 from headrace_devcluster.guarded_exec import guarded
 from headrace_devcluster.ports import ReservedPort
+from headrace_server.cluster_identity import read_or_create
 from headrace_server.metastore.api import Put
 from headrace_server.metastore.etcd import EtcdMetastore
 from headrace_server.settings import load_settings
@@ -146,6 +148,10 @@ async def test_three_members_take_the_certificate_and_the_users_of_the_chart(ren
         store = EtcdMetastore(settings.etcd_endpoints, identity=identity, login=settings.etcd_login)
         assert (await store.txn([], [Put("/headrace/headrace/x", b"")])).succeeded
         assert [found.error for found in await store.describe_members()] == [""] * 3
+        await read_or_create(store, "headrace", "c")
+        steps: list[str] = []
+        await run_replacement(settings, 0, steps.append)  # By the role of a service alone.
+        assert [step.split(";")[0] for step in steps][-1] == "the old secret is refused"
         await store.close()
     finally:
         for member in members:
