@@ -260,6 +260,7 @@ def _auth() -> Iterator[Asked]:
         fetch_bytes_per_second=20_000_000,
         requests_per_second=1_000,
         connections=10,
+        changes_per_minute=60,
     )
     yield ask("PutQuota", "with every bound", auth_pb2.PutQuotaRequest(client_id=CLIENT_ID, quota=quota))
     yield ask("ListQuotas", "all", auth_pb2.ListQuotasRequest(client_id=CLIENT_ID))

@@ -5,6 +5,7 @@ Bounds are from above alone, so that a slow machine fails no test.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from headrace import Admin, Producer, Reader
+from headrace import Admin, HeadraceError, Producer, Reader
 from headrace.v1 import auth_pb2, auth_pb2_grpc
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
@@ -137,6 +138,24 @@ def test_requests_are_held_beyond_their_rate(metered: Metered, transport: str) -
         elapsed = time.monotonic() - began
     assert 3 * rate / elapsed <= TOLERANCE * rate
     assert metered.held_seconds(name, "requests_per_second") > 0
+
+
+def test_changes_are_held_beyond_their_rate(metered: Metered) -> None:
+    """A topic counts once for each partition. The user's other calls, and those about identity, are not held."""
+    settings = metered.user("maker", changes_per_minute=600)
+    with Admin(**settings) as admin:
+        admin.create_topic("made", partitions=600, validate_only=True)
+        began = time.monotonic()
+        admin.create_topic("made", partitions=5)
+        assert time.monotonic() - began >= 0.3
+        with contextlib.suppress(HeadraceError):  # The answer is held for seconds.
+            admin.create_topic("made-later", partitions=400, validate_only=True, timeout=0.5)
+        with pytest.raises(HeadraceError, match="maker has used its changes per minute"):
+            admin.create_topic("refused", validate_only=True, timeout=0.5)
+        began = time.monotonic()
+        admin.list_topics()
+        assert time.monotonic() - began < 5
+    metered.admin.delete_quota("maker")
 
 
 def test_strangers_do_not_keep_users_from_opening_sessions(metered: Metered) -> None:

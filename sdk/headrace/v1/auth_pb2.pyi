@@ -336,7 +336,7 @@ class ListIssuersResponse(_message.Message):
     def __init__(self, issuers: _Optional[_Iterable[_Union[Issuer, _Mapping]]] = ...) -> None: ...
 
 class Quota(_message.Message):
-    __slots__ = ("user", "produce_bytes_per_second", "fetch_bytes_per_second", "requests_per_second", "connections", "set_by", "set_ms")
+    __slots__ = ("user", "produce_bytes_per_second", "fetch_bytes_per_second", "requests_per_second", "connections", "set_by", "set_ms", "changes_per_minute")
     USER_FIELD_NUMBER: _ClassVar[int]
     PRODUCE_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     FETCH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +344,7 @@ class Quota(_message.Message):
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     SET_BY_FIELD_NUMBER: _ClassVar[int]
     SET_MS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     user: str
     produce_bytes_per_second: int
     fetch_bytes_per_second: int
@@ -351,7 +352,8 @@ class Quota(_message.Message):
     connections: int
     set_by: str
     set_ms: int
-    def __init__(self, user: _Optional[str] = ..., produce_bytes_per_second: _Optional[int] = ..., fetch_bytes_per_second: _Optional[int] = ..., requests_per_second: _Optional[int] = ..., connections: _Optional[int] = ..., set_by: _Optional[str] = ..., set_ms: _Optional[int] = ...) -> None: ...
+    changes_per_minute: int
+    def __init__(self, user: _Optional[str] = ..., produce_bytes_per_second: _Optional[int] = ..., fetch_bytes_per_second: _Optional[int] = ..., requests_per_second: _Optional[int] = ..., connections: _Optional[int] = ..., set_by: _Optional[str] = ..., set_ms: _Optional[int] = ..., changes_per_minute: _Optional[int] = ...) -> None: ...
 
 class PutQuotaRequest(_message.Message):
     __slots__ = ("client_id", "quota")

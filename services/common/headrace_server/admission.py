@@ -150,6 +150,8 @@ class Admission(grpc.GenericRpcHandler):
                 _note_cancelled(current_access())
             if served.row.uses_quota:
                 await access().hold_answer()
+            if served.row.is_change:
+                await access().hold_act()
             return response
 
         return answer
@@ -239,6 +241,8 @@ class Admission(grpc.GenericRpcHandler):
                 request = served.reader.read(data, peer)
                 if served.group_operation is not None:
                     allowed.require(served.group_operation, ResourceKind.GROUP, request.group_id)
+                if served.row.is_change:
+                    allowed.charge_changes(request)
                 if served.row.is_act:
                     allowed.act, allowed.request_id = request, request_id_of(context)
                 return request

@@ -73,6 +73,13 @@ class Method:
         return self.needs_identity
 
     @property
+    def is_change(self) -> bool:
+        """Whether its calls count as changes of the caller's quota. Those about identity do not: an administrator must
+        be able to raise the quota.
+        """
+        return self.is_act and not self.is_about_identity
+
+    @property
     def late_bytes(self) -> int:
         """Memory counted for a late request; `0` means that it must not be late."""
         return self.max_bytes if self.is_large else 0

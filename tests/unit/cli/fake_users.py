@@ -145,10 +145,10 @@ class FakeUserMethods:
         fetch_bytes_per_second: int = 0,
         requests_per_second: int = 0,
         connections: int = 0,
+        changes_per_minute: int = 0,
     ) -> None:
-        self._identity.quotas[user] = QuotaDescription(
-            user, produce_bytes_per_second, fetch_bytes_per_second, requests_per_second, connections, "root", CREATED_MS
-        )
+        bounds = produce_bytes_per_second, fetch_bytes_per_second, requests_per_second, connections, changes_per_minute
+        self._identity.quotas[user] = QuotaDescription(user, *bounds, "root", CREATED_MS)
 
     def delete_quota(self, user: str) -> None:
         self._identity.quotas.pop(user, None)

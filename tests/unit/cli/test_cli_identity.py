@@ -308,14 +308,14 @@ def test_quota_life(headrace: Any, held: Any) -> None:
     """What is not given stays, and 0 removes a bound; rates have units."""
     ended = headrace("quota", "set", "billing", "--produce-bytes", "10MB", "--fetch-bytes", "2MiB", "--requests", "500")
     assert ended.out == "quota of billing: 9.5 MiB/s produced, 2.0 MiB/s fetched, 500 requests/s\n"
-    headrace("quota", "set", "billing", "--produce-bytes", "0", "--connections", "7")
+    headrace("quota", "set", "billing", "--produce-bytes", "0", "--connections", "7", "--changes", "60")
     found = held.identity.quotas["billing"]
     assert (found.produce_bytes_per_second, found.fetch_bytes_per_second) == (0, 2 << 20)
-    assert (found.requests_per_second, found.connections) == (500, 7)
+    assert (found.requests_per_second, found.connections, found.changes_per_minute) == (500, 7, 60)
     assert headrace("quota", "set", "*", "--requests", "0").out == "quota of *: no bounds\n"
     assert [line.split() for line in headrace("quota", "list").out.splitlines()[1:]] == [
-        ["billing", "-", "2.0", "MiB/s", "500/s", "7"],
-        ["*", "-", "-", "-", "-"],
+        ["billing", "-", "2.0", "MiB/s", "500/s", "7", "60/min"],
+        ["*", "-", "-", "-", "-", "-"],
     ]
     assert json.loads(headrace("quota", "list", "--output", "json").out)[0] == {
         "user": "billing",
@@ -323,6 +323,7 @@ def test_quota_life(headrace: Any, held: Any) -> None:
         "fetch_bytes_per_second": 2 << 20,
         "requests_per_second": 500,
         "connections": 7,
+        "changes_per_minute": 60,
         "set_by": "root",
         "set_ms": CREATED_MS,
     }
@@ -332,7 +333,7 @@ def test_quota_life(headrace: Any, held: Any) -> None:
     assert headrace("quota", "delete", "billing", stdin=b"\n", terminal=True).code == ExitCode.FAILED
     assert headrace("quota", "delete", "billing").out == "deleted the quota of billing\n"
     assert list(held.identity.quotas) == ["*"]
-    assert headrace("quota", "describe", "billing").out.splitlines()[1].split() == ["*", "-", "-", "-", "-"]
+    assert headrace("quota", "describe", "billing").out.splitlines()[1].split() == ["*", "-", "-", "-", "-", "-"]
     headrace("quota", "delete", "*", "--yes")
     assert headrace("quota", "describe", "billing").out == "no quotas\n"
 

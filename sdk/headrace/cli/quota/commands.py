@@ -25,7 +25,13 @@ QuotaUser = Annotated[
         help="A user; '*' is every user without a quota of its own, and callers without an identity.",
     ),
 ]
-BOUNDS = ("produce_bytes_per_second", "fetch_bytes_per_second", "requests_per_second", "connections")
+BOUNDS = (
+    "produce_bytes_per_second",
+    "fetch_bytes_per_second",
+    "requests_per_second",
+    "connections",
+    "changes_per_minute",
+)
 
 
 @app.command("set")
@@ -50,6 +56,15 @@ def set_quota(
         int | None,
         typer.Option("--connections", metavar="N", min=0, help="Connections of the native protocol to a broker."),
     ] = None,
+    changes: Annotated[
+        int | None,
+        typer.Option(
+            "--changes",
+            metavar="N",
+            min=0,
+            help="Administrative requests per minute and server; new topics count once for each partition.",
+        ),
+    ] = None,
 ) -> None:
     """Bound what each broker, and each coordinator, serves a user. Bounds that are not given stay; 0 removes one.
 
@@ -66,10 +81,11 @@ def set_quota(
         "fetch_bytes_per_second": _rate("--fetch-bytes", fetch_bytes),
         "requests_per_second": requests,
         "connections": connections,
+        "changes_per_minute": changes,
     }
     changed = {name: bound for name, bound in given.items() if bound is not None}
     if not changed:
-        raise UsageProblem("give --produce-bytes, --fetch-bytes, --requests or --connections")
+        raise UsageProblem("give --produce-bytes, --fetch-bytes, --requests, --connections or --changes")
     with session.admin() as admin:
         before = next((quota for quota in admin.list_quotas() if quota.user == user), None)
         bounds = {name: getattr(before, name, 0) for name in BOUNDS} | changed
@@ -135,6 +151,7 @@ def _table(quotas: "list[QuotaDescription]") -> TableSection:
         Column("FETCH", "fetch"),
         Column("REQUESTS", "requests"),
         Column("CONNECTIONS", "connections"),
+        Column("CHANGES", "changes"),
         Column("SET BY", "set_by", wide=True),
         Column("SET", "set", wide=True),
     )
@@ -144,6 +161,7 @@ def _table(quotas: "list[QuotaDescription]") -> TableSection:
             "produce": _per_second(quota.produce_bytes_per_second),
             "fetch": _per_second(quota.fetch_bytes_per_second),
             "requests": f"{quota.requests_per_second}/s" if quota.requests_per_second else None,
+            "changes": f"{quota.changes_per_minute}/min" if quota.changes_per_minute else None,
             "set": moment_text(quota.set_ms),
         }
         for quota in quotas
@@ -168,6 +186,7 @@ def _bounds_text(bounds: "dict[str, int]") -> str:
         (bytes_text(bounds["fetch_bytes_per_second"]), "/s fetched", bounds["fetch_bytes_per_second"]),
         (str(bounds["requests_per_second"]), " requests/s", bounds["requests_per_second"]),
         (str(bounds["connections"]), " connections", bounds["connections"]),
+        (str(bounds["changes_per_minute"]), " changes/min", bounds["changes_per_minute"]),
     ]
     return ", ".join(f"{number}{unit}" for number, unit, bound in said if bound) or "no bounds"
 

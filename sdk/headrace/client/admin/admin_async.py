@@ -758,6 +758,7 @@ class AsyncAdmin:
         fetch_bytes_per_second: int = 0,
         requests_per_second: int = 0,
         connections: int = 0,
+        changes_per_minute: int = 0,
         timeout: float | None = None,
     ) -> None:
         """Bound what each broker, and each coordinator, serves one user. Replaces the user's quota; 0 means no bound.
@@ -768,6 +769,8 @@ class AsyncAdmin:
             fetch_bytes_per_second: bytes of batches that a broker sends.
             requests_per_second: requests of any method but health checks and those that begin a session.
             connections: connections of the native protocol to a broker; clients use gRPC beyond them.
+            changes_per_minute: administrative requests, except those about identity. One that creates or extends topics
+                counts once for each partition that they have then.
             timeout: in seconds.
 
         Raises:
@@ -781,6 +784,7 @@ class AsyncAdmin:
             fetch_bytes_per_second=fetch_bytes_per_second,
             requests_per_second=requests_per_second,
             connections=connections,
+            changes_per_minute=changes_per_minute,
         )
         await self._run(self._identity.put_quota(quota, timeout))
 

@@ -114,6 +114,8 @@ class QuotaDescription:
     requests_per_second: int
     connections: int
     """Connections of the native protocol to a broker."""
+    changes_per_minute: int
+    """Administrative requests, except those about identity; one that creates topics counts once for each partition."""
     set_by: str
     set_ms: int
 
@@ -153,6 +155,7 @@ def quota_of(
     fetch_bytes_per_second: int,
     requests_per_second: int,
     connections: int,
+    changes_per_minute: int,
 ) -> auth_pb2.Quota:
     """Return the message of a quota.
 
@@ -164,6 +167,7 @@ def quota_of(
         ("fetch_bytes_per_second", fetch_bytes_per_second, _MAX_RATE),
         ("requests_per_second", requests_per_second, _MAX_RATE),
         ("connections", connections, _MAX_CONNECTIONS),
+        ("changes_per_minute", changes_per_minute, _MAX_RATE),
     ):
         if not 0 <= bound <= largest:
             raise ConfigError(f"{name} = {bound} is not between 0 and {largest}", action="Give 0 for no bound.")
@@ -173,6 +177,7 @@ def quota_of(
         fetch_bytes_per_second=fetch_bytes_per_second,
         requests_per_second=requests_per_second,
         connections=connections,
+        changes_per_minute=changes_per_minute,
     )
 
 
@@ -256,6 +261,7 @@ def quota_descriptions(response: auth_pb2.ListQuotasResponse) -> list[QuotaDescr
             quota.fetch_bytes_per_second,
             quota.requests_per_second,
             quota.connections,
+            quota.changes_per_minute,
             quota.set_by,
             quota.set_ms,
         )

@@ -33,7 +33,7 @@ from headrace_server.identity.callers import (
 from headrace_server.identity.identification import Identification
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.identity.producer_owners import owner_tag, tag_of
-from headrace_server.identity.quotas import NoQuotas, Quotas, Use
+from headrace_server.identity.quotas import NoQuotas, Quotas, Use, changes_of
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.methods import Method
 
@@ -120,12 +120,14 @@ class IdentityGate:
         Raises:
             UnauthenticatedError: If it needs an identity, or the caller's does not hold any more.
             NotAuthorizedError: If it needs a right on the cluster that the caller has not.
-            ThrottledError: If the user has far more requests than its quota.
+            ThrottledError: If the user has far more requests or changes than its quota.
         """
         access = Access(self, caller, name, address, is_about_identity=row.is_about_identity)
         access.recheck()
         if row.uses_quota:
             access.quotas.check(caller.identity.user, Use.REQUEST)
+        if row.is_change:
+            access.quotas.check(caller.identity.user, Use.CHANGE)
         self._check_row(access, row)
         if row.is_act:
             self._check_rights_age(access)
@@ -317,9 +319,17 @@ class Access:
         """Count a request of the user's quota."""
         self.quotas.charge(self.caller.identity.user, Use.REQUEST, 1)
 
+    def charge_changes(self, request: Any) -> None:
+        """Count what an administrative request changes, for the user's quota."""
+        self.quotas.charge(self.caller.identity.user, Use.CHANGE, changes_of(request))
+
     async def hold_answer(self) -> None:
         """Wait while the user has had more requests than its quota; before that the call keeps its order."""
         await self.quotas.hold(self.caller.identity.user, Use.REQUEST)
+
+    async def hold_act(self) -> None:
+        """Wait while the user has made more changes than its quota."""
+        await self.quotas.hold(self.caller.identity.user, Use.CHANGE)
 
     def recheck(self) -> None:
         """Compare the caller with what is known now, after a wait; raise as `Identification.check`, and note it."""

@@ -13,13 +13,11 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
-from headrace.v1 import auth_pb2
+from headrace.v1 import auth_pb2, cluster_pb2
 from headrace.wire.errors import Outcome, ThrottledError
 
-BURST_SECONDS = 1.0
-"""What a user that was idle may use at once."""
 MAX_DEBT_SECONDS = 30.0
 MAX_HELD_SECONDS = 5.0
 """Maximum time for which one answer is held."""
@@ -29,11 +27,24 @@ EVERY_USER = "*"
 
 
 class Use(Enum):
-    """What a quota bounds, each a rate per second; the value is the field of `Quota`."""
+    """What a quota bounds, each a rate; the value is the field of `Quota`."""
 
     PRODUCE = "produce_bytes_per_second"
     FETCH = "fetch_bytes_per_second"
     REQUEST = "requests_per_second"
+    CHANGE = "changes_per_minute"
+
+    @property
+    def period_seconds(self) -> float:
+        """Time of the rate. A user that was idle may use at once what it may use in this time."""
+        return 60.0 if self is Use.CHANGE else 1.0
+
+
+def changes_of(request: Any) -> int:
+    """Return how many changes an administrative request counts for: the partitions that its topics will have, or 1."""
+    if isinstance(request, cluster_pb2.CreateTopicsRequest):
+        return sum(max(topic.partitions, len(topic.assignments), 1) for topic in request.topics)
+    return max(request.total_partitions, 1) if isinstance(request, cluster_pb2.CreatePartitionsRequest) else 1
 
 
 class QuotaSource(Protocol):
@@ -68,14 +79,14 @@ class Quotas:
         self._connections: Counter[str] = Counter()
 
     def charge(self, user: str, use: Use, amount: int) -> None:
-        """Record use, in bytes or requests."""
+        """Record use, in bytes, requests or changes."""
         quota = self._source.quota_of(user)
-        per_second = 0 if quota is None else getattr(quota, use.value)
-        if not per_second:
+        rate = 0 if quota is None else getattr(quota, use.value)
+        if not rate:
             return
-        key = user, use
-        paid_at = max(self._paid_at.pop(key, 0.0), self._now() - BURST_SECONDS)
-        self._paid_at[key] = paid_at + amount / per_second
+        key, period = (user, use), use.period_seconds
+        paid_at = max(self._paid_at.pop(key, 0.0), self._now() - period)
+        self._paid_at[key] = paid_at + amount * period / rate
         if len(self._paid_at) > MAX_USERS:
             self._paid_at.popitem(last=False)
 

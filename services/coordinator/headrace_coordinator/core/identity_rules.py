@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import ConflictError, InvalidRequestError, MetadataLimitError, Outcome
 from headrace_server.identity.identity_view import GROUP_PREFIX
-from headrace_server.identity.quotas import EVERY_USER
+from headrace_server.identity.quotas import EVERY_USER, Use
 from headrace_server.identity.rights import ROLES, parse_operations, parse_pattern
 from headrace_server.internal_v1 import metadata_pb2
 
@@ -227,7 +227,7 @@ def check_quota(quota: auth_pb2.Quota, issuers: Collection[str]) -> None:
     """
     if quota.user != EVERY_USER:
         check_user_name(quota.user, issuers)
-    for field in ("produce_bytes_per_second", "fetch_bytes_per_second", "requests_per_second", "connections"):
+    for field in (*(use.value for use in Use), "connections"):
         if getattr(quota, field) < 0:
             raise InvalidRequestError(f"{field} = {getattr(quota, field)} is negative", action="Give 0 for no bound.")
 

@@ -166,6 +166,8 @@ class SchemaRoutes:
             answer, error = await route.handler(RegistryCall(access, values, query, request.body, deadline)), ""
             response = _answer(answer)
             await access.hold_answer()
+            if route.row.is_change:
+                await access.hold_act()
         except RegistryError as refused:
             response, error = refuse(refused.code, refused.message), f"{refused.code}"
         except HeadraceError as refused:
@@ -200,6 +202,8 @@ class SchemaRoutes:
         return access
 
     def _note_act(self, route: Route, access: Access, values: Mapping[str, str], request: HttpRequest) -> None:
+        if route.row.is_change:
+            access.charge_changes(request)
         if route.row.is_act:
             access.act = metadata_pb2.SchemaRegistryAct(
                 subject=values.get("subject", ""),

@@ -143,7 +143,7 @@ def test_quotas_are_put_listed_and_deleted(admin, auth):
     """Every bound arrives; a quota replaces the one before as a whole."""
     bounds = {
         "produce_bytes_per_second": 10_000_000, "fetch_bytes_per_second": 1 << 40, "requests_per_second": 7,
-        "connections": 3,
+        "connections": 3, "changes_per_minute": 60,
     }  # fmt: skip
     admin.put_quota("billing", **bounds)
     admin.put_quota("*", connections=100)

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from headrace.v1 import auth_pb2
+from headrace.v1 import auth_pb2, cluster_pb2
 from headrace.wire.errors import ThrottledError
-from headrace_server.identity.quotas import BURST_SECONDS, EVERY_USER, MAX_DEBT_SECONDS, Quotas, Use
+from headrace_server.identity.quotas import EVERY_USER, MAX_DEBT_SECONDS, Quotas, Use, changes_of
 
 
 class Source:
@@ -55,7 +55,7 @@ async def test_others_and_other_uses_are_not_held(monkeypatch):
 
 def test_a_user_that_was_idle_may_use_a_second_at_once(monkeypatch):
     ledger = Ledger(monkeypatch, every=auth_pb2.Quota(user=EVERY_USER, requests_per_second=10))
-    ledger.quotas.charge("", Use.REQUEST, round(10 * BURST_SECONDS))
+    ledger.quotas.charge("", Use.REQUEST, 10)
     assert ledger.quotas.debt_seconds("", Use.REQUEST) == 0
     ledger.quotas.charge("", Use.REQUEST, 5)
     assert ledger.quotas.debt_seconds("", Use.REQUEST) == pytest.approx(0.5)
@@ -63,12 +63,33 @@ def test_a_user_that_was_idle_may_use_a_second_at_once(monkeypatch):
 
 def test_a_debt_that_cannot_be_held_is_refused_with_the_time_to_wait(monkeypatch):
     ledger = Ledger(monkeypatch, ada=auth_pb2.Quota(fetch_bytes_per_second=1))
-    ledger.quotas.charge("ada", Use.FETCH, round(MAX_DEBT_SECONDS + BURST_SECONDS))
+    ledger.quotas.charge("ada", Use.FETCH, round(MAX_DEBT_SECONDS + 1))
     ledger.quotas.check("ada", Use.FETCH)
     ledger.quotas.charge("ada", Use.FETCH, 1)
     with pytest.raises(ThrottledError, match="ada has used its fetch bytes per second for the next 31 s") as caught:
         ledger.quotas.check("ada", Use.FETCH)
     assert caught.value.retry_after_ms == 31_000
+
+
+def test_changes_have_a_rate_a_minute_and_a_minute_at_once(monkeypatch):
+    ledger = Ledger(monkeypatch, ada=auth_pb2.Quota(changes_per_minute=60))
+    ledger.quotas.charge("ada", Use.CHANGE, 60)
+    assert ledger.quotas.debt_seconds("ada", Use.CHANGE) == 0
+    ledger.quotas.charge("ada", Use.CHANGE, 3)
+    assert ledger.quotas.debt_seconds("ada", Use.CHANGE) == pytest.approx(3)
+    ledger.now += 60
+    assert ledger.quotas.debt_seconds("ada", Use.CHANGE) == 0
+
+
+def test_new_topics_count_once_for_each_partition():
+    topics = [
+        cluster_pb2.NewTopic(name="default"),
+        cluster_pb2.NewTopic(name="wide", partitions=100),
+        cluster_pb2.NewTopic(name="placed", assignments=[{}, {}]),
+    ]
+    assert changes_of(cluster_pb2.CreateTopicsRequest(topics=topics)) == 103
+    assert changes_of(cluster_pb2.CreatePartitionsRequest(total_partitions=40)) == 40
+    assert changes_of(cluster_pb2.DeleteTopicsRequest()) == 1
 
 
 def test_connections_are_counted_until_they_end(monkeypatch):
