@@ -150,6 +150,11 @@ class Neighbour:
             number += 1
         return {name: percentiles(waits)[name] for name in ("p50_ms", "p99_ms")} if waits else {}
 
+    def send(self, count: int) -> None:
+        """Send `count` records, one at a time."""
+        for _ in range(count):
+            self._producer.send(TOPIC, bytes(200)).result(timeout=60)
+
     def close(self) -> None:
         """Close the producer."""
         self._producer.close()

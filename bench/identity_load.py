@@ -41,6 +41,7 @@ KEPT = {"durability": "async", "segment_bytes": 64 << 20, "retention_bytes": 256
 VALUE = bytes(1_000)
 FORGED_IN_FLIGHT = 64
 QUOTA_BYTES = 1_000_000
+COST_ROUNDS, COST_RECORDS = 15, 2_000
 
 
 def grab(address: str, _count: int, pipe: Connection) -> None:
@@ -150,6 +151,24 @@ class Measured:
         yield {"case": "next to forged tokens", **self.next_to(forge, self.cluster.brokers[0].address)}
         yield {"case": "alone again", "neighbour": self.neighbour.work(self.seconds)}
 
+    def measure_produces(self) -> dict[str, Any]:
+        """Return what a Produce of one record costs with identities, next to a cluster without, in CPU time."""
+        spec = LocalClusterSpec(brokers=1, coordinators=1)
+        with LocalCluster(spec) as plain, contextlib.closing(Neighbour(plain)) as other:
+            pids = [self.pids[0], plain.brokers[0].pid or 0]
+            costs: list[list[float]] = [[], []]
+            for number in range(2 * COST_ROUNDS):
+                at = number % 2
+                neighbour = (self.neighbour, other)[at]
+                before = processor_seconds(pids[at]) + time.process_time()
+                neighbour.send(COST_RECORDS)
+                costs[at].append(processor_seconds(pids[at]) + time.process_time() - before)
+        closed, plain_cost = (min(each) / COST_RECORDS * 1e6 for each in costs)  # Other load only adds.
+        return {
+            "case": "a Produce of one record, broker and client", "us_with_identity": round(closed, 1),
+            "us_without": round(plain_cost, 1), "ratio": round(closed / plain_cost, 3),
+        }  # fmt: skip
+
     def measure_absence(self, seconds: float) -> dict[str, Any]:
         """Return what works while etcd is killed: the open producer, new sessions of a known key, an unknown key."""
         unknown = "hrk_" + "0" * 12 + "_" + "0" * 43
@@ -191,6 +210,7 @@ def main(
         print(json.dumps({"load_average": os.getloadavg()[0], "processors": os.cpu_count()}), flush=True)
         for found in measured.measure_neighbours():
             print(json.dumps(found), flush=True)
+        print(json.dumps(measured.measure_produces()), flush=True)
         if absence:
             print(json.dumps(measured.measure_absence(absence)), flush=True)
         measured.close()
