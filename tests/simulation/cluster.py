@@ -489,11 +489,10 @@ class Cluster:
     def finish(self) -> None:
         """Heal, wait for what is promised, and let the history be judged."""
         self.heal()
-        for scrubbed in (False, True):
-            if not self.run_until(self._is_quiet_now, HEAL_MS):
-                raise SimulationError("liveness", self._what_is_missing())
-            if not scrubbed:
-                self._scrub()
+        self._await_quiet()
+        if any(each.corrupt for partition in self.checks.partitions.values() for each in partition.replicas.values()):
+            self._scrub()
+            self._await_quiet()
         self.checks.check_all()
         if self.plan.is_table:
             self._judge_rows()
@@ -516,6 +515,10 @@ class Cluster:
             self.world.count(JUDGED + name, compared[name])
         if anomalies:
             raise SimulationError(f"history: {anomalies[0].name}", "; ".join(str(each) for each in anomalies[:5]))
+
+    def _await_quiet(self) -> None:
+        if not self.run_until(self._is_quiet_now, HEAL_MS):
+            raise SimulationError("liveness", self._what_is_missing())
 
     def _check_copies(self, mirror: MirrorChecks) -> None:
         for key in self.partitions:
