@@ -8,6 +8,7 @@ reader from the beginning takes afterwards. Prints a line of JSON for each case,
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import time
 from statistics import median
@@ -89,10 +90,20 @@ def show_target(what: str, asked: float, measured: float) -> None:
     print(json.dumps({"figure": what, "asked": asked, "measured": round(measured, 3)}), flush=True)
 
 
-def measure_topic(updates: int, keys: int, value_bytes: int, rounds: int) -> None:
+def produce(servers: str, topic: str, names: list[bytes], value: bytes, rate: float) -> float:
+    """Send an update of each key, at most `rate` a second; return the seconds until all are acknowledged."""
+    values, started = [value] * 10_000, time.perf_counter()
+    with headrace.Producer(bootstrap_servers=servers, return_futures=False) as producer:
+        for start in range(0, len(names), len(values)):
+            time.sleep(max(0.0, started + start / rate - time.perf_counter()))
+            keys = names[start : start + len(values)]
+            producer.send_many(topic, values[: len(keys)], keys=keys)
+    return time.perf_counter() - started
+
+
+def measure_topic(updates: int, keys: int, value_bytes: int, rounds: int, rate: float) -> None:
     """Produce the updates and read them, without and with compaction, in turn."""
     value, names = bytes(value_bytes), keys_of(updates, keys)
-    values = [value] * 10_000
     ratios: dict[str, list[float]] = {"in": [], "read": []}
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=SETTINGS)) as cluster:
         servers, broker = cluster.bootstrap_servers, cluster.broker(1)
@@ -105,11 +116,9 @@ def measure_topic(updates: int, keys: int, value_bytes: int, rounds: int) -> Non
                     admin.create_topic(topic, partitions=1, replication_factor=1, config=config)
                 assert broker.pid is not None
                 compacted = broker.metrics()[COMPACTED_BYTES]
-                used, started = processor_seconds(broker.pid), time.perf_counter()
-                with headrace.Producer(bootstrap_servers=servers, return_futures=False) as producer:
-                    for start in range(0, updates, len(values)):
-                        producer.send_many(topic, values, keys=names[start : start + len(values)])
-                seconds, used = time.perf_counter() - started, processor_seconds(broker.pid) - used
+                used = processor_seconds(broker.pid)
+                seconds = produce(servers, topic, names, value, rate)
+                used = processor_seconds(broker.pid) - used
                 compacted = broker.metrics()[COMPACTED_BYTES] - compacted
                 records, reading = _settled(servers, topic, updates - SEGMENT_BYTES // (value_bytes + len(names[0])))
                 took[policy] = seconds, reading
@@ -155,12 +164,13 @@ def main(
     keys: Annotated[int, typer.Option(help="Keys, each updated about as often as the others.")] = 1_000_000,
     value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
     rounds: Annotated[int, typer.Option(help="Rounds of a topic without and with compaction.")] = 3,
+    rate: Annotated[float, typer.Option(help="Updates a second that a topic's producer sends, at most.")] = math.inf,
 ) -> None:
     """Measure compaction."""
     if not cases or "log" in cases:
         measure_log(updates, keys, value_bytes)
     if not cases or "topic" in cases:
-        measure_topic(updates, keys, value_bytes, rounds)
+        measure_topic(updates, keys, value_bytes, rounds, rate)
 
 
 if __name__ == "__main__":
