@@ -74,7 +74,7 @@ class Keys:
     def _rows_of_words(self) -> Iterator[tuple[Int64s, _Words]]:
         """Yield the places of keys of one number of words, and the words, padded with zeros: uint64[places, words]."""
         counts = (self.sizes + 7) // 8
-        for count in np.unique(counts[counts > 0]).tolist():
+        for count in (np.flatnonzero(np.bincount(counts)[1:]) + 1).tolist():
             places = np.flatnonzero(counts == count)
             step = max(1, _GATHERED_BYTES // (8 * count))
             for first in range(0, len(places), step):
@@ -101,18 +101,21 @@ class KeyOffsets:
         hashes = keys.hashes(seed)
         order = np.argsort(hashes, kind="stable")
         hashes, offsets, keys = hashes[order], offsets[order], keys.take(order)
-        are_same = hashes[1:] == hashes[:-1]
+        are_same = np.append(hashes[1:] == hashes[:-1], np.zeros(min(1, len(hashes)), np.bool_))
         rows = np.flatnonzero(are_same)
         differ = rows[~keys.take(rows).equal(keys.take(rows + 1))]
         # Hashes of several keys, which are looked up one by one.
         self._shared = np.unique(hashes[differ])
-        self._by_key = {
-            key: offset
-            for row in np.flatnonzero(np.isin(hashes, self._shared)).tolist()
-            for key, offset in [(_bytes_of(keys, row), int(offsets[row]))]
-        }
-        last = np.append(~are_same, True)[: len(hashes)]
-        self._hashes, self._offsets, self._keys = hashes[last], offsets[last], keys.take(np.flatnonzero(last))
+        several = np.flatnonzero(np.isin(hashes, self._shared)).tolist() if len(differ) else ()
+        shared = {row: _bytes_of(keys, row) for row in several}
+        self._by_key = {key: int(offsets[row]) for row, key in shared.items()}
+        self.replaced = np.empty(len(hashes), np.bool_)
+        """Which of the records have a newer one of their key, in the order in which they were given."""
+        self.replaced[order] = are_same
+        for row, key in shared.items():
+            self.replaced[order[row]] = offsets[row] < self._by_key[key]
+        last = np.flatnonzero(~are_same)
+        self._hashes, self._offsets, self._keys = hashes[last], offsets[last], keys.take(last)
 
     def newest(self, keys: Keys) -> Int64s:
         """Return the newest offset of each key; -1 for a key that is not among those taken."""
@@ -120,7 +123,9 @@ class KeyOffsets:
         if not len(self._hashes):
             return newest
         hashes = keys.hashes(self._seed)
-        places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        order = np.argsort(hashes)  # In order they are found in a fifth of the time: neighbours are in the same cache.
+        places = np.empty(len(order), np.int64)
+        places[order] = np.minimum(np.searchsorted(self._hashes, hashes[order]), len(self._hashes) - 1)
         rows = np.flatnonzero(self._hashes[places] == hashes)
         places = places[rows]
         are_equal = keys.take(rows).equal(self._keys.take(places))

@@ -45,6 +45,8 @@ DELETIONS_EVERY_MS = 1_800_000
 """Least time between two compactions for the sake of old deletions: all that are due are removed together."""
 KEY_MEMORY_BYTES = 64 << 20
 """Memory for keys: of more keys, some are compared with all records at a time."""
+LOOKED_UP_RECORDS = 50_000
+"""Records whose keys are looked up together."""
 MANY_SEGMENTS = 8
 """This number of small adjacent segments becomes one though none has a record too many."""
 COMPACTION_FILE = "compaction"
@@ -344,10 +346,10 @@ class LogCompaction:
             if part.whole_start < MAX_OFFSET:  # A deletion behind it may delete what it has.
                 kept = kept._replace(deletions_from=part.whole_start)
         dirty = [part for part in parts if part.end_offset > self._ends.unique]
-        for keys, end_offset in self._newest_of(dirty):
+        for newest, start_offset in self._newest_of(dirty):
             for part in parts:
-                if part.segment.base_offset < end_offset:
-                    self._unselect_replaced(part, keys)
+                if part.segment.base_offset < start_offset:
+                    self._unselect_replaced(part, newest, start_offset)
         for part in parts:
             part.removed = sum(int((~rows).sum()) for rows in part.rows if rows is not None)
 
@@ -377,35 +379,34 @@ class LogCompaction:
             part.kept_bytes += header.batch_bytes
 
     def _newest_of(self, dirty: Sequence[_Part]) -> Iterator[tuple[KeyOffsets, int]]:
-        """Yield the newest offsets of the keys of batches that fit into memory, and the end of those batches."""
-        taken: list[BinaryColumn] = []
-        offsets: list[Int64s] = []
-        size_bytes = end_offset = 0
-        for part in dirty:
-            for columns, header, _ in self._batches(part.segment):
-                if columns is None or columns.key_column is None:
-                    continue
-                keys, rows = _without_nulls(columns)
-                taken.append(keys)
-                offsets.append(rows)
-                size_bytes += len(keys.data) + KEY_BYTES * len(rows)
-                end_offset = header.end_offset
-                if size_bytes >= KEY_MEMORY_BYTES:
-                    yield KeyOffsets(taken, np.concatenate(offsets), _seed()), end_offset
-                    taken, offsets, size_bytes = [], [], 0
-        if taken:
-            yield KeyOffsets(taken, np.concatenate(offsets), _seed()), end_offset
+        """Yield the newest offsets of the keys of batches that fit into memory, and the start of those batches.
 
-    def _unselect_replaced(self, part: _Part, newest: KeyOffsets) -> None:
-        """Unselect the records that have a newer one of their key."""
+        Of their own records those that have a newer one among them are unselected before.
+        """
+        taken: list[_Taken] = []
+        size_bytes = 0
+        for part in dirty:
+            for (columns, _, _), rows in zip(self._batches(part.segment), part.rows, strict=True):
+                if columns is None or columns.key_column is None or not columns.record_count:
+                    continue
+                taken.append(_Taken.of(columns, rows))
+                size_bytes += len(taken[-1].keys.data) + KEY_BYTES * len(taken[-1].offsets)
+                if size_bytes >= KEY_MEMORY_BYTES:
+                    yield _newest(taken), taken[0].base_offset
+                    taken, size_bytes = [], 0
+        if taken:
+            yield _newest(taken), taken[0].base_offset
+
+    def _unselect_replaced(self, part: _Part, newest: KeyOffsets, end_offset: int) -> None:
+        """Unselect the records of batches below `end_offset` that have a newer one of their key."""
         several: list[tuple[Columns, Mask]] = []
         count = 0
         for (columns, header, _), rows in zip(self._batches(part.segment), part.rows, strict=True):
-            if columns is None or rows is None or not rows.any():
+            if columns is None or rows is None or not rows.any() or header.base_offset >= end_offset:
                 continue
             several.append((columns, rows))
             count += header.record_count
-            if count >= 10_000:
+            if count >= LOOKED_UP_RECORDS:
                 _unselect(several, newest)
                 several, count = [], 0
         _unselect(several, newest)
@@ -557,11 +558,38 @@ def _expiries_until(columns: Columns | None, end_ms: int) -> Int64s:
     return np.zeros(1, np.int64) if expires_ms is None else np.where(expires_ms <= end_ms, expires_ms, 0)
 
 
-def _without_nulls(columns: Columns) -> tuple[BinaryColumn, Int64s]:
-    """Return the keys of a batch that are not null, and the offsets of their records."""
-    assert columns.key_column is not None, "the batch has keys"
-    valid = columns.key_column.valid()
-    return columns.key_column.take(valid), columns.offset_array(0, columns.record_count)[valid]
+class _Taken(NamedTuple):
+    """Keys of a batch that are compared with those of others."""
+
+    base_offset: int
+    keys: BinaryColumn
+    """Those that are not null."""
+    offsets: Int64s
+    """Of their records."""
+    valid: Mask
+    """Which records of the batch they are of."""
+    rows: Mask | None
+    """Which records of the batch stay; `None` means that all do."""
+
+    @classmethod
+    def of(cls, columns: Columns, rows: Mask | None) -> _Taken:
+        """Take the keys of a batch."""
+        assert columns.key_column is not None, "the batch has keys"
+        valid = columns.key_column.valid()
+        offsets = columns.offset_array(0, columns.record_count)[valid]
+        return cls(columns.header.base_offset, columns.key_column.take(valid), offsets, valid, rows)
+
+
+def _newest(taken: Sequence[_Taken]) -> KeyOffsets:
+    """Return the newest offsets of these keys; clear in `rows` the records that have a newer one among them."""
+    newest = KeyOffsets([each.keys for each in taken], np.concatenate([each.offsets for each in taken]), _seed())
+    position = 0
+    for each in taken:
+        end = position + len(each.offsets)
+        if each.rows is not None:
+            each.rows[each.valid] &= ~newest.replaced[position:end]
+        position = end
+    return newest
 
 
 def _unselect(several: Sequence[tuple[Columns, Mask]], newest: KeyOffsets) -> None:

@@ -298,9 +298,10 @@ def test_record_without_key_stays(bench: Bench) -> None:
     table.check()
 
 
-def test_more_keys_than_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that do not fit are compared one part after another."""
-    monkeypatch.setattr(module, "KEY_MEMORY_BYTES", 200)
+@pytest.mark.parametrize("memory_bytes", [1, 200, 1_000])
+def test_more_keys_than_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
+    """Keys that do not fit are compared one part after another: with those taken together, and with earlier ones."""
+    monkeypatch.setattr(module, "KEY_MEMORY_BYTES", memory_bytes)
     table = filled(bench)
     assert table.compact() is not None
     assert len(table.keys()) == 10
@@ -474,9 +475,11 @@ def drawn(table: Table, chance: random.Random) -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(30))
-def test_any_history(bench: Bench, seed: int) -> None:
+def test_any_history(bench: Bench, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Whatever was appended, deleted and compacted, the newest record of each key is read, none is changed."""
     chance = random.Random(seed)
+    if seed % 2:
+        monkeypatch.setattr(module, "KEY_MEMORY_BYTES", 200)
     table = Table(bench, segment_bytes=chance.choice((400, 2_000, 20_000)), delete_retention_ms=DAY_MS)
     for _ in range(150):
         drawn(table, chance)

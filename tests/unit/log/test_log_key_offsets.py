@@ -25,7 +25,7 @@ def drawn(chance: random.Random, count: int) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("mix", [key_offsets._MIX, np.uint64(0), np.uint64(1 << 63)])
 def test_newest_offsets(monkeypatch: pytest.MonkeyPatch, seed: int, mix: np.uint64) -> None:
-    """The newest offset of each key is found, also where all keys or half of them have one hash."""
+    """The newest offset of each key is found, and what it replaces, also where many or all keys have one hash."""
     monkeypatch.setattr(key_offsets, "_MIX", mix)
     monkeypatch.setattr(key_offsets, "_GATHERED_BYTES", 64)
     chance = random.Random(seed)
@@ -36,6 +36,7 @@ def test_newest_offsets(monkeypatch: pytest.MonkeyPatch, seed: int, mix: np.uint
     expected = dict(zip(taken, offsets, strict=True))
     assert found.newest(Keys.of([column(looked_up)])).tolist() == [expected.get(key, -1) for key in looked_up]
     assert found.newest(Keys.of([column(taken)])).tolist() == [expected[key] for key in taken]
+    assert found.replaced.tolist() == [offset < expected[key] for key, offset in zip(taken, offsets, strict=True)]
 
 
 def test_another_key_with_the_same_hash(monkeypatch: pytest.MonkeyPatch) -> None:
