@@ -44,4 +44,4 @@ def test_what_is_sent_to_the_west_is_read_in_the_east(compose: Callable[..., str
     until(copied, "the east has both records", SECONDS)
     assert "orders" in compose(*east, "sh", "-c", "headrace mirror status west || true")  # 5: no report yet
     refused = compose(*east, "sh", "-c", "printf 'three\\n' | headrace produce orders 2>&1 || true")
-    assert "READ_ONLY_TOPIC" in refused, refused
+    assert "the topic is read only: mirror west" in refused
