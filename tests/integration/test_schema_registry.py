@@ -165,6 +165,50 @@ def test_references_are_resolved_and_protected(registry: SchemaRegistryClient, s
     assert refused.value.error_code == 42201
 
 
+def test_what_a_schema_refers_to_is_not_deleted_permanently(registry: SchemaRegistryClient, subject: str) -> None:
+    """Neither if the schema was registered after the deletion, nor if it is deleted itself: its id stays readable."""
+    base, using = f"{subject}.base", {"type": "record", "name": "k.Using", "fields": [{"name": "b", "type": "k.Base"}]}
+    registry.register_schema(base, avro(ORDER | {"name": "k.Base"}))
+    assert registry.delete_subject(base) == [1]
+    schema = Schema(json.dumps(using), "AVRO", [SchemaReference("k.Base", base, 1)])
+    registry.register_schema(subject, schema)
+    deletions: list[Callable[[], Any]] = [
+        lambda: registry.delete_subject(base, permanent=True),
+        lambda: registry.delete_version(base, 1, permanent=True),
+    ]
+    for is_deleted in (False, True):
+        if is_deleted:
+            registry.delete_subject(subject)
+        for delete in deletions:
+            with pytest.raises(SchemaRegistryError) as refused:
+                delete()
+            assert refused.value.error_code == 42206
+        registry.clear_caches()
+        assert registry.get_version(base, 1, deleted=True)
+    assert registry.delete_subject(subject, permanent=True) == [1]
+    assert registry.delete_subject(base, permanent=True) == [1]
+    registry.set_compatibility(subject, "NONE")
+    registry.register_schema(subject, avro(ORDER | {"name": "k.Base"}))
+    own = Schema(json.dumps(using), "AVRO", [SchemaReference("k.Base", subject, 1)])
+    assert registry.register_schema(subject, own)
+    assert registry.delete_subject(subject) == registry.delete_subject(subject, permanent=True) == [1, 2]
+
+
+def test_lists_have_pages(registry: SchemaRegistryClient, subject: str) -> None:
+    """Each list begins at `offset` and has at most `limit` entries, all without one."""
+    schema_id = registry.register_schema(f"{subject}.0", avro(ORDER | {"name": f"L{len(subject)}"}))
+    for number in (1, 2):
+        assert registry.register_schema(f"{subject}.{number}", avro(ORDER | {"name": f"L{len(subject)}"})) == schema_id
+        registry.register_schema(f"{subject}.0", avro({**WITH_COUNT, "name": f"L{len(subject)}", "doc": str(number)}))
+    names = [f"{subject}.{number}" for number in range(3)]
+    assert registry.get_subjects(f"{subject}.", offset=1, limit=1) == names[1:2]
+    assert registry.get_subjects(f"{subject}.", offset=1) == names[1:]
+    assert registry.get_versions(names[0], offset=1, limit=1) == [2]
+    assert registry.get_subjects_by_schema_id(schema_id, offset=2) == names[2:]
+    assert [each.subject for each in registry.get_schema_versions(schema_id, limit=2)] == names[:2]
+    assert registry.get_contexts(offset=1) == []
+
+
 def test_modes(registry: SchemaRegistryClient, subject: str) -> None:
     registry.update_mode(subject, "READONLY")
     with pytest.raises(SchemaRegistryError) as refused:
@@ -225,6 +269,8 @@ ERRORS: list[tuple[str, str, Any, int]] = [
     ("DELETE", "/subjects/{gone}/versions/1", None, 40406),
     ("GET", "/config/{some}", None, 40408),
     ("PUT", "/config/{some}", {"compatibility": "MAYBE"}, 42203),
+    ("PUT", "/config/{some}", {"compatibility": "FULL", "compatibilityGroup": "a"}, 42203),
+    ("PUT", "/config", {"compatibility": "FULL", "overrideRuleSet": {"domainRules": []}}, 42203),
     ("DELETE", "/config/{some}", None, 40401),
     ("GET", "/mode/{some}", None, 40409),
     ("PUT", "/mode/{some}", {"mode": "MAYBE"}, 42204),

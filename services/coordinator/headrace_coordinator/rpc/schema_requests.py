@@ -34,6 +34,8 @@ from headrace_coordinator.runtime.schema_view import LATEST, SchemaView
 MAX_LISTED = 1_000
 """Maximum schemas in one answer of `/schemas`; the next ones have a higher `offset`."""
 _UNSUPPORTED = ("metadata", "ruleSet")
+_SETTINGS = ("compatibility", "normalize")
+"""Fields of a config."""
 _KIND = ResourceKind.SCHEMA
 
 
@@ -52,14 +54,14 @@ class SchemaRequests:
         return [
             Route("GetRegistry", "GET", "/", _constant({})),
             Route("ListSchemaTypes", "GET", "/schemas/types", _constant(list(SCHEMA_TYPES))),
-            Route("ListContexts", "GET", "/contexts", _constant(["."])),
+            Route("ListContexts", "GET", "/contexts", _now(lambda call: call.page(["."]))),
             Route("ListSchemas", "GET", "/schemas", _now(self._list_schemas)),
             Route("GetSchema", "GET", by_id, _now(self._get_schema)),
             Route("GetSchema", "GET", f"{by_id}/schema", _now(self._get_schema_text)),
             Route("GetSchema", "GET", "/schemas/guids/{guid}", _now(self._get_schema_by_guid)),
             Route("ListSchemaVersions", "GET", f"{by_id}/subjects", _now(self._list_subjects_of_schema)),
             Route("ListSchemaVersions", "GET", f"{by_id}/versions", _now(self._list_versions_of_schema)),
-            Route("ListSubjects", "GET", "/subjects", _now(self._list_subjects)),
+            Route("ListSubjects", "GET", "/subjects", _now(lambda call: call.page(self._list_subjects(call)))),
             Route("LookUpSchema", "POST", subject, self._look_up),
             Route("DeleteSubject", "DELETE", subject, self._delete_subject, ACT),
             Route("ListVersions", "GET", f"{subject}/versions", _now(self._list_versions)),
@@ -100,10 +102,10 @@ class SchemaRequests:
         return self._describe(self._visible(call, schema_id or 0), call)
 
     def _list_subjects_of_schema(self, call: RegistryCall) -> list[str]:
-        return list(dict.fromkeys(subject for subject, _ in self._uses(call)))
+        return call.page(list(dict.fromkeys(subject for subject, _ in self._uses(call))))
 
     def _list_versions_of_schema(self, call: RegistryCall) -> list[dict[str, Any]]:
-        return [{"subject": subject, "version": version} for subject, version in self._uses(call)]
+        return [{"subject": subject, "version": version} for subject, version in call.page(self._uses(call))]
 
     def _uses(self, call: RegistryCall) -> list[tuple[str, int]]:
         schema = self._visible(call)
@@ -151,14 +153,12 @@ class SchemaRequests:
         ]
 
     def _list_schemas(self, call: RegistryCall) -> list[dict[str, Any]]:
-        offset, limit = max(0, call.number("offset", 0)), call.number("limit", -1)
         versions = [
             (name, each)
             for name in self._list_subjects(call)
             for each in self._view.versions(name, deleted=call.flag("deleted"))[-1 if call.flag("latestOnly") else 0 :]
         ]
-        count = MAX_LISTED if limit < 0 else min(limit, MAX_LISTED)
-        return [self._describe_version(name, each, call) for name, each in versions[offset : offset + count]]
+        return [self._describe_version(name, each, call) for name, each in call.page(versions, MAX_LISTED)]
 
     def _list_versions(self, call: RegistryCall) -> list[int]:
         subject = self._require(call, Operation.DESCRIBE)
@@ -167,7 +167,7 @@ class SchemaRequests:
         found = [each.version for each in versions if each.deleted or not only]
         if not found:
             raise no_subject(subject)
-        return found
+        return call.page(found)
 
     def _get_version(self, call: RegistryCall) -> dict[str, Any]:
         return self._describe_version(call.path["subject"], self._version(call, Operation.DESCRIBE), call)
@@ -178,7 +178,7 @@ class SchemaRequests:
 
     def _list_referencing(self, call: RegistryCall) -> list[int]:
         found = self._version(call, Operation.DESCRIBE)
-        return self._view.referenced_by(call.path["subject"], found.version)
+        return call.page(self._view.referenced_by(call.path["subject"], found.version))
 
     async def _register(self, call: RegistryCall) -> dict[str, Any]:
         subject = self._require(call, Operation.WRITE)
@@ -258,6 +258,9 @@ class SchemaRequests:
             mode = Compatibility(str(body.get("compatibility", "")).upper())
         except ValueError:
             raise invalid_compatibility() from None
+        unsupported = [name for name in body if name not in _SETTINGS and body[name]]
+        if unsupported:
+            raise RegistryError(42203, f"{' and '.join(unsupported)[:256]} of a config are not supported")
         await self._store.set_compatibility(subject, mode, call.deadline)
         return {"compatibility": mode.value}
 

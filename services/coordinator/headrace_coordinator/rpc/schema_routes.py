@@ -74,6 +74,16 @@ class RegistryCall:
         except ValueError:
             raise RegistryError(400, f"{name} = {text[:64]!r} is no number") from None
 
+    def page(self, found: list[Any], maximum: int | None = None) -> list[Any]:
+        """Return the part of a list that the query asks for by `offset` and `limit`, of at most `maximum` entries.
+
+        Raises:
+            RegistryError: If one of them is no number.
+        """
+        start, limit = max(0, self.number("offset", 0)), self.number("limit", -1)
+        limits = [each for each in (limit, maximum) if each is not None and each >= 0]
+        return found[start : start + min(limits)] if limits else found[start:]
+
     def json(self) -> dict[str, Any]:
         """Return the body.
 

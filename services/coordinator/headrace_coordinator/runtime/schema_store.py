@@ -16,7 +16,7 @@ time, seconds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -188,7 +188,7 @@ class SchemaStore:
                     40406,
                     f"Subject '{subject}' Version {number} was soft deleted.Set permanent=true to delete permanently",
                 )
-            self._check_unreferenced(subject, [number])
+            self._check_unreferenced(subject, [number], permanent=permanent)
             return number, self._plan_deletion(subject, {number}, permanent=permanent)
 
         return await self._rewrite(decide, deadline, f"deleting a version of {subject[:64]}")
@@ -216,7 +216,7 @@ class SchemaStore:
                     40404, f"Subject '{subject}' was soft deleted.Set permanent=true to delete permanently"
                 )
             wanted = [each.version for each in versions[:MAX_DELETED]] if permanent else live
-            self._check_unreferenced(subject, live)
+            self._check_unreferenced(subject, wanted, permanent=permanent)
             deleted.extend(each for each in wanted if each not in deleted)
             is_last = not permanent or len(wanted) == len(versions)
             return is_last, self._plan_deletion(subject, set(wanted), permanent=permanent)
@@ -225,9 +225,21 @@ class SchemaStore:
             pass
         return deleted
 
-    def _check_unreferenced(self, subject: str, versions: Iterable[int]) -> None:
+    def _check_unreferenced(self, subject: str, versions: Sequence[int], *, permanent: bool) -> None:
+        """Check that no schema of other versions refers to these.
+
+        For a permanent deletion no deleted one either, because its id can still be read.
+        """
+        going = {(subject, version) for version in versions}
         for version in versions:
-            users = self._view.referenced_by(subject, version)
+            users = [
+                schema_id
+                for schema_id in self._view.referenced_by(subject, version, deleted=permanent)
+                if any(
+                    (use.subject, use.version) not in going and (permanent or not use.deleted)
+                    for use in self._view.uses(schema_id)
+                )
+            ]
             if users:
                 raise RegistryError(
                     42206,

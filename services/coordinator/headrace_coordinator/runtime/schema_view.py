@@ -92,13 +92,15 @@ class SchemaView:
             raise no_version(version)
         return found
 
-    def referenced_by(self, subject: str, version: int) -> list[int]:
-        """Return the ids of schemas that refer to a version and are in use themselves, ascending."""
+    def referenced_by(self, subject: str, version: int, *, deleted: bool = False) -> list[int]:
+        """Return the ids of schemas that refer to a version, ascending. `deleted` includes those that are themselves
+        deleted.
+        """
         return sorted(
             schema_id
             for schema_id, schema in self.schemas.items()
             if any(each.subject == subject and each.version == version for each in schema.references)
-            and any(not use.deleted for use in self.uses(schema_id))
+            and any(deleted or not use.deleted for use in self.uses(schema_id))
         )
 
     def compatibility(self, subject: str) -> Compatibility:
