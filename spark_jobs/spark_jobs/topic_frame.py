@@ -53,7 +53,7 @@ def read_topic(
 def is_typed(bootstrap_servers: str, topic: str) -> bool:
     """Return whether a topic is typed, so that it is read by its columns."""
     with headrace.Admin(bootstrap_servers=bootstrap_servers, client_id="spark-jobs") as admin:
-        return bool(admin.describe_config(topic)["columns"].value)
+        return bool(admin.describe_topic(topic).columns)
 
 
 def names_of(frame: DataFrame) -> dict[str, str]:

@@ -117,6 +117,24 @@ def test_offsets_of_several_uses_of_a_topic(log, query, expected):
         assert sorted(found) == expected
 
 
+def test_a_query_opens_one_reader_for_each_topic(log, monkeypatch):
+    """What the columns are is known from the metadata of all topics, which one client reads."""
+    opened, create = [], headrace.Reader.__init__
+
+    def counted(self, topic, **arguments):
+        opened.append(topic)
+        create(self, topic, **arguments)
+
+    monkeypatch.setattr(headrace.Reader, "__init__", counted)
+    log.admin.create_topic("pages", columns="page string", exist_ok=True)
+    query = (
+        "select count(*), count(a.user) from visits a join visits b using (user) left join pages p on p.page = a.page"
+    )
+    with log.sql(query) as result:
+        assert list(result) == [(len(VISITS), len(VISITS))]
+    assert sorted(opened) == ["pages", "visits"]
+
+
 def test_all_columns_and_those_of_headrace(log):
     """A star has the columns of headrace that the query names."""
     with log.sql("select * from visits where _offset >= 5 order by user") as found:

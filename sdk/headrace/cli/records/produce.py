@@ -153,7 +153,7 @@ def produce(
     with session.admin() as admin:
         described = admin.describe_topic(topic)
         if input_format is InputFormat.ROWS:
-            lines = replace(lines, columns=_columns(topic, admin.describe_config(topic)["columns"].value))
+            lines = replace(lines, columns=_columns(topic, described.columns))
     if partition is not None and partition >= len(described.partitions):
         raise CommandFailed(
             ExitCode.NOT_FOUND, f"{topic} has partitions 0 to {len(described.partitions) - 1}, not {partition}"

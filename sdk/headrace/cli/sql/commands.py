@@ -104,7 +104,6 @@ def _follow(
     session: Session, query: str, seconds: float, output: SqlOutput, file: Path | None, settings: dict[str, Any]
 ) -> None:
     """Run the query over one window after the other, each from where the one before it ended."""
-    from headrace.client.consumer.reader import Reader
     from headrace.client.sql.query import topics_of
 
     if output in {SqlOutput.ARROW, SqlOutput.PARQUET} or file is not None:
@@ -112,11 +111,10 @@ def _follow(
     topics = topics_of(query)
     if len(topics) != 1:
         raise UsageProblem(f"--follow needs a query of one topic, this one has {len(topics)}")
-    reading = {name: value for name, value in settings.items() if name != "memory_limit"}
 
     def ends() -> dict[int, int]:
-        with Reader(topics[0], start="current", **reading) as reader:
-            return {where.partition: offset for where, offset in reader.end_offsets().items()}
+        with session.admin() as admin:
+            return {where.partition: found.offset for where, found in admin.list_offsets(topics[0], "latest").items()}
 
     started, before = time.monotonic(), ends()
     session.note(f"every {seconds:g} s the records of that time; Ctrl-C ends it")

@@ -60,6 +60,8 @@ class TopicDescription:
     """Warnings of its creation, for example about a placement that could not be spread."""
     placement: str = "rack"
     """The topic config `placement`."""
+    columns: str = ""
+    """The topic config `columns`; empty for a topic that is not typed."""
 
     @property
     def replication_factor(self) -> int:
@@ -290,7 +292,12 @@ def topic_descriptions(response: cluster_pb2.GetMetadataResponse, names: Sequenc
             for partition in sorted(topic.partitions, key=lambda partition: partition.partition)
         )
         found[topic.name] = TopicDescription(
-            topic.name, topic.topic_id, partitions, topic.max_batch_bytes, placement=topic.placement or RACK.text
+            topic.name,
+            topic.topic_id,
+            partitions,
+            topic.max_batch_bytes,
+            placement=topic.placement or RACK.text,
+            columns=topic.columns,
         )
     if names is None:
         return TopicDescriptions(found[name] for name in sorted(found))

@@ -141,11 +141,6 @@ class AsyncReader:
         """Id of the topic that is read; a later topic of the same name has another one."""
         return self._core.topic_id
 
-    @property
-    def topic_columns(self) -> str:
-        """Columns of a typed topic as text, see the topic setting `columns`; empty for another topic."""
-        return self._core.columns
-
     def calls(self) -> CallStats:
         """Return statistics of the fetch calls, including waits for data; cheap, any thread."""
         return self._core.fetcher.positions.counts.stats()._replace(grpc_fallbacks=self._fetcher.grpc_fallbacks)

@@ -12,10 +12,8 @@ from typing import Any, Unpack
 from headrace.client.base.config import ReaderConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import ReaderSettings
-from headrace.client.consumer.reader import Reader
 from headrace.client.consumer.reader_core import OffsetPoint
-from headrace.wire.errors import HeadraceError, InvalidRequestError
-from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
+from headrace.wire.errors import InvalidRequestError
 
 
 class SqlResult:
@@ -46,24 +44,19 @@ class SqlResult:
 
     def _prepared(self, query: str, start: Any, end: Any, settings: Mapping[str, Any]) -> Any:
         from headrace.client.sql.query_parts import query_parts
-        from headrace.client.sql.topic_source import TopicSource, is_unknown
+        from headrace.client.sql.topic_source import TopicSource, columns_of_topics
 
         parts = query_parts(self._connection, query)
         bounds = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
         self._sources: list[Any] = []
         views = {}
-        for number, (topic, times) in enumerate(parts.tables.items()):
-            try:
-                columns = _columns_of(topic, settings)
-            except HeadraceError as error:
-                if not is_unknown(error):
-                    raise
-                continue  # DuckDB's own error names similar tables; it has tables of its own, too.
+        topics = columns_of_topics(parts.tables, settings)
+        for number, (topic, columns) in enumerate(topics.items()):
             source = TopicSource(self._connection, topic, columns, parts, {**settings, **bounds})
             reader, name, quoted = source.reader(), f"headrace_{number}", '"' + topic.replace('"', '""') + '"'
             self._sources.append(reader)
             self._connection.register(name, reader)
-            if times > 1:  # The stream can be read once: DuckDB keeps the rows, on disk if they are many.
+            if parts.tables[topic] > 1:  # The stream can be read once: DuckDB keeps the rows, on disk if they are many.
                 self._connection.execute(f"create temp table {name}_rows as from {name}")
                 name = f"{name}_rows"
             self._connection.execute(f"create temp view {quoted} as {source.view(name)}")
@@ -236,13 +229,6 @@ def topics_of(query: str) -> list[str]:
 
 def _rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _columns_of(topic: str, settings: Mapping[str, Any]) -> TopicColumns | None:
-    """Return the columns of a typed topic; `None` of another."""
-    with Reader(topic, start="current", **settings) as reader:
-        text = reader.topic_columns
-    return parse_columns(text) if text else None
 
 
 def _duckdb() -> Any:

@@ -6,15 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.client.admin.admin import Admin
 from headrace.client.base.arrow_tables import SCHEMA, batch_of, typed_batch_of, typed_columns_of, typed_schema
-from headrace.client.base.config import ReaderConfig, build
+from headrace.client.base.config import AdminConfig, ReaderConfig, build
 from headrace.client.base.records import METADATA_COLUMNS
 from headrace.client.consumer.reader import Reader
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
 from headrace.embedded.server import acquire, release
 from headrace.wire.arrow_constants import zeros
-from headrace.wire.errors import HeadraceError
-from headrace.wire.typed.topic_columns import TopicColumns
+from headrace.wire.errors import InvalidTopicNameError, UnknownTopicError
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 _OF_VALUES = ", try(decode(value)) as text, try(cast(try(decode(value)) as json)) as json"
 """Columns that a topic of bytes has besides those of `Reader.to_arrow`: its value as text, and as JSON, or null."""
@@ -24,6 +25,7 @@ COUNTED_ROWS = 1 << 17
 _UNTYPED = SCHEMA.names
 _WITHOUT_ORDER = {"float", "double"}
 """Types of which SQL compares NaN in another way than Arrow: ranges of theirs are left to DuckDB."""
+_ADMIN_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
 Range = tuple[Any, Any]
 """Lowest and highest value of a column, included; `None` for no end."""
 
@@ -196,6 +198,17 @@ def _type_name(connection: Any, columns: TopicColumns, name: str) -> str:
     return str(found)
 
 
-def is_unknown(error: HeadraceError) -> bool:
-    """Return whether a table of a query is no topic."""
-    return error.code.name in {"UNKNOWN_TOPIC", "INVALID_TOPIC_NAME"}
+def columns_of_topics(tables: Iterable[str], settings: Mapping[str, Any]) -> dict[str, TopicColumns | None]:
+    """Return the columns of each topic among the tables of a query, `None` of one that is not typed.
+
+    Tables that are no topics are left out: DuckDB has tables of its own, and its error about others names similar ones.
+    """
+    found: dict[str, TopicColumns | None] = {}
+    with Admin(**{name: value for name, value in settings.items() if name in _ADMIN_SETTINGS}) as admin:
+        for table in tables:
+            try:
+                text = admin.describe_topic(table).columns
+            except (UnknownTopicError, InvalidTopicNameError):
+                continue
+            found[table] = parse_columns(text) if text else None
+    return found
