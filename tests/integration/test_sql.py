@@ -16,6 +16,7 @@ from headrace.wire.errors import InvalidRequestError, UnknownTopicError
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.on_directory import fetched_bytes
+from tests.integration.terminals import command_on_terminal
 
 ROWS = 20_000
 DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -244,6 +245,25 @@ def test_the_command(cluster, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["users.parquet"]
     code, _, err = command(cluster, "select 1", "--follow", "1")
     assert (code, "needs a query of one topic" in err) == (2, True)
+
+
+def test_the_prompt(cluster):
+    """A statement ends with a semicolon, on any line; neither a wrong one nor Ctrl-C ends the prompt."""
+    with command_on_terminal("sql", "-o", "csv", "--bootstrap-servers", cluster.bootstrap_servers) as terminal:
+        terminal.read_to("headrace> ")
+        terminal.type("select count(*) as n\n")
+        terminal.read_to("... ")
+        terminal.type("from users;\n")
+        assert "n\n100\n" in terminal.read_to("headrace> ")
+        terminal.type("select * from nowhere;\n")
+        assert "Table with name nowhere does not exist" in terminal.read_to("headrace> ")
+        terminal.type("select 1\n")
+        terminal.read_to("... ")
+        terminal.interrupt()
+        terminal.read_to("headrace> ")
+        terminal.type("select name from users where user = 7;\n")
+        assert "name\nn7\n" in terminal.read_to("headrace> ")
+        terminal.type("\x04")
 
 
 def test_windows_follow_each_other(cluster):

@@ -31,6 +31,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.on_directory import IS_ON, command_line, fetched_bytes, produce_to_directory
 from tests.integration.replicated import until
+from tests.integration.terminals import command_on_terminal
 
 COLUMNS = 'page string required, user int64, at timestamp[ms, UTC], tags list<string>, country string default "DE"'
 
@@ -235,10 +236,12 @@ def test_columns_change(client, topic):
             admin.alter_config(topic, {"columns": COLUMNS.replace("int64", "string")})
         wanted = "1 url string required, user int64, at timestamp[ms, UTC], score double default 0.5"
         admin.alter_config(topic, {"columns": wanted})
-        assert admin.describe_config(topic)["columns"].value == (
+        made = (
             "1 url string required, 2 user int64, 3 at timestamp[ms, UTC], 6 score double default 0.5, "
             "4 tags list<string> dropped, 5 country string dropped"
         )
+        assert admin.describe_config(topic)["columns"].value == made
+        until(lambda: admin.describe_topic(topic).columns == made, "the metadata has the new columns")
 
         def new_columns():
             with headrace.Producer(**client) as producer:
@@ -471,6 +474,11 @@ def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
         ["/a", "7", "2026-01-02T03:04:05.678000+00:00", '["x",', "null]", "FR"],
         ["/b", "-", "-", "-", "-"],
     ]
+    servers = ("--bootstrap-servers", cluster.bootstrap_servers)
+    with command_on_terminal("consume", topic, "-e", *servers) as terminal:
+        assert terminal.rest() == found.stdout, "a terminal gets the table without being asked to"
+    with command_on_terminal("consume", topic, "-e", "--output", "raw", *servers) as terminal:
+        assert [json.loads(line) for line in terminal.rest().splitlines()] == rows
     lines.write_text('{"page": "/a"}\n{"page": "/a", "at": "noon"}\n')
     wrong = run("produce", topic, "-p", "0", "--input", "rows", str(lines))
     assert wrong.returncode == 1

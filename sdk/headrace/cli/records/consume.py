@@ -98,13 +98,13 @@ def consume(
         ),
     ] = None,
     output: Annotated[
-        RecordOutput,
+        RecordOutput | None,
         typer.Option(
             "--output",
             help="raw: one value per line; json: one object per line; table, wide: for people, of a typed topic by "
-            "its columns.",
+            "its columns. Without: raw; table for a typed topic on a terminal.",
         ),
-    ] = RecordOutput.RAW,
+    ] = None,
     on_corrupt_batch: Annotated[
         CorruptBatches,
         typer.Option(
@@ -138,11 +138,12 @@ def consume(
             "--group excludes --last, -e and -p, and -o other than start or end, which is where a new group starts"
         )
     try:
-        heading, write_one = record_writer(output, format_text)
+        heading, write_one = record_writer(output or RecordOutput.RAW, format_text)
     except FormatSyntaxError as error:
         raise UsageProblem(f"--format: {error}", error.explain().partition("\n")[2]) from None
     writer: RecordsWriter = lambda records: b"".join(map(write_one, records))  # noqa: E731
-    if output in {RecordOutput.TABLE, RecordOutput.WIDE} and format_text is None:
+    is_table = sys.stdout.isatty() if output is None else output in {RecordOutput.TABLE, RecordOutput.WIDE}
+    if is_table and format_text is None:
         names = _column_names(session, topic)
         if names:
             heading, writer = b"", RowTable(names, wide=output is RecordOutput.WIDE)
@@ -178,8 +179,8 @@ def _column_names(session: Session, topic: str) -> list[str]:
     from headrace.wire.typed.topic_columns import parse_columns
 
     with session.admin() as admin:
-        setting = admin.describe_config(topic).get("columns")
-    return [column.name for column in parse_columns(setting.value).current] if setting and setting.value else []
+        text = admin.describe_topic(topic).columns
+    return [column.name for column in parse_columns(text).current] if text else []
 
 
 def _note_skipped(session: Session, skipped: int) -> None:
