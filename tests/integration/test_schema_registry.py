@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -146,6 +147,58 @@ def test_check_names_every_reason(registry: SchemaRegistryClient, headrace_clust
     assert (status, answer["is_compatible"]) == (200, False)
     assert "'price'" in answer["messages"][0]
     assert answer["messages"][-1] == "{compatibility: 'BACKWARD'}"
+
+
+def schema_of(schema_type: str, *fields: str) -> str:
+    """Return a record of text fields that are all needed; in Protobuf a file without messages of the names."""
+    match schema_type:
+        case "AVRO":
+            made = [{"name": name, "type": "string"} for name in fields]
+            return json.dumps({"type": "record", "name": "M", "fields": made})
+        case "JSON":
+            properties = {name: {"type": "string"} for name in fields}
+            return json.dumps({"type": "object", "properties": properties, "required": list(fields)})
+    lines = [f"message {name} {{}}" for name in "abc" if name not in fields]
+    return f'syntax = "proto3"; message M {{}} {" ".join(lines)}'
+
+
+def names(reason: str) -> set[str]:
+    """Return the fields and messages that a reason names."""
+    return {name for pair in re.findall(r"'(\w)'|/(\w)\b", reason) for name in pair}
+
+
+MODES: dict[str, list[tuple[str, int]]] = {
+    # Version 1 lacks a field that the new schema needs, version 2 needs one that it lacks: who cannot read, and which.
+    "NONE": [],
+    "BACKWARD": [],
+    "BACKWARD_TRANSITIVE": [("new", 1)],
+    "FORWARD": [("old", 2)],
+    "FORWARD_TRANSITIVE": [("old", 2)],
+    "FULL": [("old", 2)],
+    "FULL_TRANSITIVE": [("old", 2), ("new", 1)],
+}
+
+
+@pytest.mark.parametrize("schema_type", ["AVRO", "JSON", "PROTOBUF"])
+def test_seven_modes_of_each_format(
+    registry: SchemaRegistryClient, headrace_cluster: LocalCluster, subject: str, schema_type: str
+) -> None:
+    """Each reason names who cannot read, the version and the field."""
+    url, subject = headrace_cluster.schema_registry_urls[0], f"{subject}.{schema_type}"
+    registry.set_compatibility(subject, "NONE")
+    for fields in ("a", "abc"):
+        registry.register_schema(subject, Schema(schema_of(schema_type, *fields), schema_type))
+    found = {}
+    for mode in MODES:
+        registry.set_compatibility(subject, mode)
+        body = {"schema": schema_of(schema_type, *"ab"), "schemaType": schema_type}
+        _, answer = send(f"{url}/compatibility/subjects/{subject}/versions?verbose=true", "POST", body)
+        reasons = answer["messages"][:-1]
+        assert answer["is_compatible"] is not bool(reasons)
+        parts = [re.search(r"the (old|new) schema cannot read.*version (\d) is", reason) for reason in reasons]
+        found[mode] = list(dict.fromkeys((part[1], int(part[2])) for part in parts if part))
+        assert all(("b" if part[1] == "new" else "c") in names(part.string) for part in parts if part), reasons
+    assert found == MODES
 
 
 def test_references_are_resolved_and_protected(registry: SchemaRegistryClient, subject: str) -> None:

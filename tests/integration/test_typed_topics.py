@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import json
 import re
+import struct
 import time
 
 import grpc
@@ -19,6 +20,7 @@ from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
 from headrace.wire.encoding import RowBlocks, column_parts, encode_batch
 from headrace.wire.errors import (
     ConflictError,
+    CorruptBatchError,
     InvalidConfigError,
     InvalidRequestError,
     LeaderNotAvailableError,
@@ -32,6 +34,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from tests.integration.on_directory import IS_ON, command_line, fetched_bytes, produce_to_directory
 from tests.integration.replicated import until
 from tests.integration.terminals import command_on_terminal
+from tests.unit.wire.test_wire_typed_payload import resealed
 
 COLUMNS = 'page string required, user int64, at timestamp[ms, UTC], tags list<string>, country string default "DE"'
 
@@ -358,6 +361,25 @@ def test_what_a_broker_refuses(client):
     with headrace.Producer(**client) as producer:
         with pytest.raises(headrace.SerializationError, match="is a typed topic with the columns"):
             producer.send(typed, None)
+
+
+def test_a_batch_whose_columns_lie_about_their_lengths(client):
+    """The reader's error names its offset; the other batches are read."""
+    topic, now = f"lies-{client['transport']}", int(time.time() * 1000)
+    with headrace.Admin(**client) as admin:
+        admin.create_topic(topic, partitions=1, columns="a string")
+    block = block_of_array(pa.array(["abc", "de"]), parse_type("string"))
+    good = b"".join(column_parts(RowBlocks("1 a string", [block], 2), base_timestamp_ms=now))
+    offsets = [struct.pack("<3i", *ends) for ends in ((0, 3, 5), (0, 5, 3))]
+    assert good.count(offsets[0]) == 1
+    for batch in (good, resealed(bytearray(good.replace(*offsets))), good):
+        produce(client, topic, batch)
+    with headrace.Reader(topic, **client) as reader, pytest.raises(CorruptBatchError, match="column a") as raised:
+        reader.to_arrow()
+    assert (raised.value.base_offset, raised.value.next_offset) == (2, 4)
+    with headrace.Reader(topic, on_corrupt_batch="skip", **client) as reader:
+        found = reader.to_arrow()
+    assert found.column("a").to_pylist() == ["abc", "de"] * 2
 
 
 def produce(client, topic, batch):

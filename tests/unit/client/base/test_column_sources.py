@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import duckdb
 import pandas as pd
 import pyarrow as pa
+import pydantic
 import pytest
 from headrace.client.base.column_sources import columns_text
 from headrace.client.base.errors import ConfigError
@@ -44,6 +47,31 @@ def test_columns_of_tables() -> None:
         relation = connection.sql("select 1::bigint as a")
         for source in (table.schema, table, pd.DataFrame({"a": [1]}), PolarsFrame(), relation, "a int64"):
             assert columns_text(source) == "a int64", source
+
+
+class Place(pydantic.BaseModel):
+    """Model in a model."""
+
+    city: str
+    position: tuple[float, ...] | None = None
+
+
+class Visit(pydantic.BaseModel):
+    """Source of columns."""
+
+    page: str
+    user: int | None = None
+    price: Annotated[Decimal, "decimal(10, 2)"]
+    place: Place
+    at: datetime.datetime
+
+
+def test_columns_of_a_pydantic_model() -> None:
+    """Fields that may be None may be null; a model in it is a struct."""
+    assert columns_text(Visit) == (
+        "page string required, user int64, price decimal(10, 2) required, "
+        "place struct<city: string, position: list<double>> required, at timestamp[us, UTC] required"
+    )
 
 
 @pytest.mark.parametrize("source", [nested(17), nested(500), Tree, "a " + "list<" * 17 + "int8" + ">" * 17])
