@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import fluss
@@ -10,12 +12,26 @@ import pyarrow as pa
 from bench.peers.clients.loops import waited
 from bench.peers.clients.task import Task, main
 
+READY_SECONDS = 30
 SCHEMA = pa.schema([pa.field("value", pa.binary())])
 
 
 async def connect(task: Task) -> fluss.FlussConnection:
-    """Return a connection with default settings: an idempotent writer, which all replicas acknowledge, here one."""
-    return await fluss.FlussConnection.create(fluss.Config({"bootstrap.servers": f"127.0.0.1:{task.port}"}))
+    """Return a connection with default settings: an idempotent writer, which all replicas acknowledge, here one.
+
+    A tablet server listens before it knows the coordinator, without which there is no administration.
+    """
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        connection = await fluss.FlussConnection.create(fluss.Config({"bootstrap.servers": f"127.0.0.1:{task.port}"}))
+        try:
+            await connection.get_admin().list_databases()
+        except fluss.FlussError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            return connection
 
 
 async def sending(task: Task) -> AsyncIterator[int]:
