@@ -1,7 +1,8 @@
 """`python -m bench.typed`: rows of a typed topic of twenty columns, and the same rows as JSON and as many bytes.
 
 Writes a table, and reads it whole, by two of its columns and by a range of a column that grows; then the same two
-columns from JSON, by DuckDB over all values and by `json.loads` of each. Prints a line of JSON for each case.
+columns from JSON, by DuckDB over all values and by `json.loads` of each; and the same rows in Fluss, if
+`bench/peers/install.sh fluss pip` has installed it. Prints a line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import pyarrow as pa
 import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+from bench.peers.measure import PYTHON, output_of
+from bench.peers.servers import FLUSS_SERVER, needs, needs_all
 from bench.processor import processor_seconds
 
 TYPED, JSON, BYTES = "typed", "json", "bytes"
@@ -117,6 +120,21 @@ def main(
             query(text)
             took = time.perf_counter() - started
             print(json.dumps({"case": text, "rows a second": round(rounds * rows / took)}), flush=True)
+    measure_fluss(table, rounds)
+
+
+def measure_fluss(table: pa.Table, rounds: int) -> None:
+    """Measure the same rows in Fluss, whose broker then has the machine to itself."""
+    missing = needs_all(FLUSS_SERVER.missing, needs(PYTHON, "pip"))()
+    if missing:
+        print(json.dumps({"case": "Fluss", "not measured": missing}), flush=True)
+        return
+    with FLUSS_SERVER.running() as running:
+        path = running.directory / "rows.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+        arguments = map(str, (running.ports["fluss"], path, rounds))
+        print(output_of([str(PYTHON), "-m", "bench.peers.clients.fluss_table", *arguments]), end="", flush=True)
 
 
 if __name__ == "__main__":
