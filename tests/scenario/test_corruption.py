@@ -42,8 +42,9 @@ def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_corrupt_ones_pla
     scenario.until_known(1)
     scenario.prolong_sessions(4_000)
     scenario.reunite(3, 1, 2)
-    scenario.delay_next_write()
-    assert scenario.host(1).leadership.proposals.under_way, "b1 takes b3 in"
+    proposals = scenario.host(1).leadership.proposals
+    scenario.delay_writes(lambda: bool(proposals.under_way), "b1 takes b3 in")
+    late = scenario.cluster.world.counts["writes applied late"]
     scenario.mute(1)
     scenario.corruption(3)
     scenario.lose_power(3, noticed=False)
@@ -51,7 +52,7 @@ def test_a_join_on_its_way_does_not_name_the_log_that_takes_the_corrupt_ones_pla
     scenario.until_end(3, 0)  # It has left the key.
     scenario.mute(3)
     scenario.run_for(2_600)
-    assert scenario.cluster.world.counts["writes applied late"] == 1
+    assert scenario.cluster.world.counts["writes applied late"] == late > 0
     assert scenario.in_sync == [1, 2]
     scenario.unmute(3, 1)
     scenario.until_in_sync(1, 2, 3)
