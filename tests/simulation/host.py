@@ -6,6 +6,8 @@ event and action of the core.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -309,14 +311,23 @@ class WatchedDirectory(DataDirectory):
 
     def close_log(self, log: PartitionLog, *, high_watermark: int | None = None) -> None:
         """See `DataDirectory`."""
-        host = self.broker.logs.pop(log, None)
-        in_order = False
-        try:
+        with self._closing(log, in_order=True):
             super().close_log(log, high_watermark=high_watermark)
-            in_order = True
+
+    def _discard(self, log: PartitionLog) -> None:
+        with self._closing(log, in_order=False):
+            super()._discard(log)
+
+    @contextmanager
+    def _closing(self, log: PartitionLog, *, in_order: bool) -> Iterator[None]:
+        host = self.broker.logs.pop(log, None)
+        is_done = False
+        try:
+            yield
+            is_done = True
         finally:
             if host is not None and self.broker.process.alive:
-                self.broker.cluster.checks.closed(host, in_order=in_order)
+                self.broker.cluster.checks.closed(host, in_order=in_order and is_done)
 
     def _set_aside(self, log_id: LogId, suffix: str) -> str:
         target = super()._set_aside(log_id, suffix)

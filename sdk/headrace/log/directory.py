@@ -225,8 +225,7 @@ class DataDirectory:
 
     def delete_log(self, log: PartitionLog) -> None:
         """Discard the log and rename its directory to `.deleted-<n>` (synced); `remove_deleted` removes it."""
-        self._logs.pop(LogId(log.topic_id, log.partition), None)
-        log.discard()
+        self._discard(log)
         self._set_aside(LogId(log.topic_id, log.partition), "deleted")
 
     def delete_log_directory(self, log_id: LogId) -> None:
@@ -295,6 +294,10 @@ class DataDirectory:
     def abandon(self) -> None:
         """Close the lock's descriptor in a child process after a fork; the parent keeps the lock."""
         self._filesystem.close(self._lock)
+
+    def _discard(self, log: PartitionLog) -> None:
+        self._logs.pop(LogId(log.topic_id, log.partition), None)
+        log.discard()
 
     def _set_aside(self, log_id: LogId, suffix: str) -> str:
         name = log_id.directory_name
