@@ -34,7 +34,9 @@ FILES = (
     "tests/async_tests.py",
     "tests/children.py",
     "tests/conftest.py",
+    "tests/faulty_s3.py",
     "tests/fork_server.py",
+    "tests/object_store.py",
     "tests/spark_session.py",
 )
 TIME_LIMIT_S = 300.0
