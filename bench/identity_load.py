@@ -41,6 +41,8 @@ KEPT = {"durability": "async", "segment_bytes": 64 << 20, "retention_bytes": 256
 VALUE = bytes(1_000)
 FORGED_IN_FLIGHT = 64
 QUOTA_BYTES = 1_000_000
+QUOTA_WARM_UP_SECONDS = 5.0
+"""After it what a user that was idle may use at once is used."""
 COST_ROUNDS, COST_RECORDS = 15, 2_000
 
 
@@ -147,9 +149,33 @@ class Measured:
             },
         }
         self.admin.put_quota("greedy", produce_bytes_per_second=QUOTA_BYTES)
+        yield self.measure_quota()
         yield {"case": f"next to a greedy user with a quota of {QUOTA_BYTES} B/s", **self.next_to(grab, self.greedy)}
         yield {"case": "next to forged tokens", **self.next_to(forge, self.cluster.brokers[0].address)}
         yield {"case": "alone again", "neighbour": self.neighbour.work(self.seconds)}
+
+    def measure_quota(self) -> dict[str, Any]:
+        """Return the rate at which records of a user with a quota, that sends all it can, are acknowledged."""
+        servers, api_key, topic = self.greedy.split()
+        producer = headrace.Producer(
+            bootstrap_servers=servers, api_key=api_key, return_futures=False, batch_bytes=100_000, buffer_memory=400_000
+        )
+
+        def send_for(seconds: float) -> int:
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends:
+                producer.send(topic, VALUE)
+            return producer.stats().sent_records
+
+        started, before = time.monotonic() + QUOTA_WARM_UP_SECONDS, send_for(QUOTA_WARM_UP_SECONDS)
+        sent = send_for(self.seconds) - before
+        rate = sent * len(VALUE) / (time.monotonic() - started)
+        producer.close()
+        return {
+            "case": f"a quota of {QUOTA_BYTES} B/s",
+            "bytes_per_s": round(rate),
+            "ratio": round(rate / QUOTA_BYTES, 3),
+        }
 
     def measure_produces(self) -> dict[str, Any]:
         """Return what a Produce of one record costs with identities, next to a cluster without, in CPU time."""
