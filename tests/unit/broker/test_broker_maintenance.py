@@ -39,6 +39,7 @@ from headrace_broker.runtime.maintenance import (
     scrub,
 )
 from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.partition_context import Checkpointed
 from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 
@@ -102,7 +103,7 @@ class Counted:
     def __init__(self, error: HeadraceError | None = None) -> None:
         self.checkpoints = self.notes = 0
         self.error = error
-        self.failures: list[HeadraceError] = []
+        self.failures: list[Exception] = []
 
     async def checkpoint(self) -> bool:
         """Count it."""
@@ -115,7 +116,7 @@ class Counted:
         if self.error is not None:
             raise self.error
 
-    def fail_unless_refused(self, error: HeadraceError) -> bool:
+    def fail_unless_refused(self, error: Exception) -> bool:
         """Keep it."""
         self.failures.append(error)
         return False
@@ -128,6 +129,18 @@ async def test_a_partition_whose_note_is_refused_does_not_end_those_of_others(pa
     assert await note_idle(dict.fromkeys(idle), partition.context) == {}
     assert [each.notes for each in idle] == [1, 1, 1]
     assert [each.failures for each in idle] == [[], [refused], []]
+
+
+async def test_an_unexpected_error_of_a_note_takes_only_its_partition_offline(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are noted, and the broker keeps running."""
+    others = [Counted(), Counted()]
+    monkeypatch.setattr(partition, "note_high_watermark", lambda: 1 // 0)
+    idle: dict[Checkpointed, None] = {others[0]: None, partition: None, others[1]: None}
+    assert await note_idle(idle, partition.context) == {}
+    assert [each.notes for each in others] == [1, 1]
+    assert partition.replica.role is Role.OFFLINE
 
 
 async def test_a_partition_that_is_written_again_is_not_noted(partition: Partition) -> None:

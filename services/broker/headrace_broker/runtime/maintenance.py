@@ -100,16 +100,18 @@ async def note_idle(before: dict[Checkpointed, None], context: PartitionContext)
     if idle:
         failures = await asyncio.get_running_loop().run_in_executor(context.executor, _note, idle)
         for partition, error in failures:
+            if not isinstance(error, HeadraceError):
+                log.error("high_watermark_not_noted", exc_info=error)
             partition.fail_unless_refused(error)
     return advanced
 
 
-def _note(partitions: Sequence[Checkpointed]) -> list[tuple[Checkpointed, HeadraceError]]:
+def _note(partitions: Sequence[Checkpointed]) -> list[tuple[Checkpointed, Exception]]:
     failures = []
     for partition in partitions:
         try:
             partition.note_high_watermark()
-        except HeadraceError as error:
+        except Exception as error:
             failures.append((partition, error))
     return failures
 

@@ -317,8 +317,10 @@ class Partition:
         self.handle(StorageFailed(str(error), corrupt=isinstance(error, CorruptLogError)))
         self._wake_watchers()
 
-    def fail_unless_refused(self, error: HeadraceError) -> bool:
-        """Take the replica offline for a storage error; return False if the call was rejected and may succeed later."""
+    def fail_unless_refused(self, error: Exception) -> bool:
+        """Take the replica offline for an error of the storage; return False if the call was rejected and may succeed
+        later.
+        """
         if isinstance(error, REFUSALS):
             self.context.metrics.storage_refusals.inc()
             log.info("storage_call_refused", topic=self.topic, partition=self.number, reason=str(error))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.partition.batch_cache import BatchCache
-from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import BrokerId
 from headrace_server.clock import Clock
 
@@ -35,8 +34,10 @@ class Checkpointed(Protocol):
     def note_high_watermark(self) -> None:
         """Note it without an fsync. Blocks: call it in a thread."""
 
-    def fail_unless_refused(self, error: HeadraceError) -> bool:
-        """Take the replica offline for a storage error; return False if the call was rejected and may succeed later."""
+    def fail_unless_refused(self, error: Exception) -> bool:
+        """Take the replica offline for an error of the storage; return False if the call was rejected and may succeed
+        later.
+        """
 
 
 class KeptUp(ObservedTable, Protocol):
