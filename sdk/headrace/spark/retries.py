@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.client.admin.admin import Admin
+from headrace.client.base.config import shared_settings
 from headrace.client.base.records import DecodedBatch
 from headrace.client.producer.producer import Producer
 from headrace.spark.arrow_columns import keys_of, values_of
@@ -22,7 +23,7 @@ from headrace.spark.identity import DRIVER_TASK, TaskIdentity
 from headrace.spark.options import WriteOptions
 from headrace.spark.row_digests import DIGEST_BYTES, RowKey, bare, row_key, stored_parts
 from headrace.spark.stored_rows import StoredPart, StoredRows
-from headrace.spark.task_writer import SHARED_SETTINGS, DeferredRows, TopicReport, send_share
+from headrace.spark.task_writer import DeferredRows, TopicReport, send_share
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import parse_columns
 
@@ -50,7 +51,7 @@ def settle(options: WriteOptions, columns: Collection[str], reports: Sequence[Ta
         OtherRowsError: If earlier tries stored rows that this one does not have.
         HeadraceError: If a request or a write failed.
     """
-    shared = {name: value for name, value in options.settings.items() if name in SHARED_SETTINGS}
+    shared = shared_settings(options.settings)
     identity = reports[0].identity._replace(task=DRIVER_TASK)
     stored_now = 0
     with closing(Admin(**shared)) as admin:

@@ -13,7 +13,7 @@ from headrace.client.admin.admin import Admin
 from headrace.client.admin.epoch_ends import record_epochs, truncation_points
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.rpc import OffsetAt, TopicDescription
-from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.config import AdminConfig, build, shared_settings
 from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
 from headrace.client.base.operations import Operation
 from headrace.spark.options import SERVERS, Subscription
@@ -21,14 +21,12 @@ from headrace.spark.starting_offsets import EARLIEST, LATEST, OffsetBound
 from headrace.wire.errors import UnknownTopicError, UnknownTopicIdError
 from headrace.wire.ids import TopicPartition
 
-_ADMIN_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
-
 
 class SubscribedCluster:
     """Cluster as seen through a subscription."""
 
     def __init__(self, settings: Mapping[str, Any], subscription: Subscription) -> None:
-        shared = {name: value for name, value in settings.items() if name in _ADMIN_SETTINGS}
+        shared = shared_settings(settings)
         self._subscription = subscription
         self._pattern = re.compile(subscription.pattern) if subscription.pattern else None
         self._names: tuple[str, ...] = ()

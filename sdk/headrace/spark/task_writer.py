@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from headrace.client.admin.admin import Admin
-from headrace.client.base.config import AdminConfig
+from headrace.client.base.config import shared_settings
 from headrace.client.producer.futures import BatchFuture
 from headrace.client.producer.producer import Producer
 from headrace.spark.errors import DataLossError, OtherRowsError
@@ -37,7 +37,6 @@ from headrace.wire.errors import HeadraceError, OutOfOrderSequenceError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
-SHARED_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
 MAX_DEFERRED_BYTES = 32 * 1024 * 1024
 """Maximum bytes of rows that a task leaves to the driver."""
 Ends = Mapping[TopicPartition, int]
@@ -113,7 +112,7 @@ class TaskWriter:
         self._identity = identity
         self._ends_before = ends
         settings = dict(options.settings)
-        self._shared = {name: value for name, value in settings.items() if name in SHARED_SETTINGS}
+        self._shared = shared_settings(settings)
         if options.idempotent_retries:
             settings.update(producer_id=identity.producer_id, producer_epoch=identity.batch_id)
         self._producer = Producer(**settings)

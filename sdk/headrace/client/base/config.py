@@ -483,6 +483,11 @@ class ReaderConfig(FetchConfig):
 Config = TypeVar("Config", bound=ClientConfig)
 
 
+def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those settings of a client that every client has, and `Admin` no others."""
+    return {name: value for name, value in settings.items() if name in AdminConfig.__dataclass_fields__}
+
+
 def build(cls: type[Config], settings: Mapping[str, Any]) -> Config:
     """Build and check the settings of a class.
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from headrace.client.admin.admin import Admin
 from headrace.client.base.arrow_tables import SCHEMA, batch_of, typed_batch_of, typed_columns_of, typed_schema
-from headrace.client.base.config import AdminConfig, ReaderConfig, build
+from headrace.client.base.config import ReaderConfig, build, shared_settings
 from headrace.client.base.records import METADATA_COLUMNS
 from headrace.client.consumer.reader import Reader
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
@@ -25,7 +25,6 @@ COUNTED_ROWS = 1 << 17
 _UNTYPED = SCHEMA.names
 _WITHOUT_ORDER = {"float", "double"}
 """Types of which SQL compares NaN in another way than Arrow: ranges of theirs are left to DuckDB."""
-_ADMIN_SETTINGS = frozenset(AdminConfig.__dataclass_fields__)
 Range = tuple[Any, Any]
 """Lowest and highest value of a column, included; `None` for no end."""
 
@@ -204,7 +203,7 @@ def columns_of_topics(tables: Iterable[str], settings: Mapping[str, Any]) -> dic
     Tables that are no topics are left out: DuckDB has tables of its own, and its error about others names similar ones.
     """
     found: dict[str, TopicColumns | None] = {}
-    with Admin(**{name: value for name, value in settings.items() if name in _ADMIN_SETTINGS}) as admin:
+    with Admin(**shared_settings(settings)) as admin:
         for table in tables:
             try:
                 text = admin.describe_topic(table).columns
