@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import headrace
@@ -13,7 +13,7 @@ from headrace.client.loading.explained import explained
 from headrace.client.loading.formats import open_table
 from headrace.client.loading.load_plan import Plan
 from headrace.client.loading.load_target import LoadTarget
-from headrace.client.loading.progress import LoadedTopic, LoadProgress
+from headrace.client.loading.progress import TOLD_SECONDS, LoadedTopic, LoadProgress, Progress
 from headrace.client.loading.tables.attempts import Attempt, begin, left_behind, table_lock
 from headrace.client.loading.tables.places import AnyAttempt
 from headrace.client.loading.topic_log import TopicLog
@@ -28,15 +28,12 @@ from spark_jobs.topic_frame import read_topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TOLD_SECONDS = 10.0
-"""Interval at which the lag of a load that follows is reported without commits."""
-
 
 def load_topic(
     spark: SparkSession,
     wanted: Load,
     progress: ProgressLine,
-    report: Callable[[LoadProgress], object] = lambda _: None,
+    report: Progress = lambda _: None,
 ) -> LoadedTopic:
     """Load the records of the topic that are not in the table; if it follows, until Ctrl-C.
 
@@ -89,7 +86,7 @@ class _Loading:
             self._is_locked = True
             self._stack.enter_context(self._table.place.lock())
 
-    def run(self, progress: ProgressLine, report: Callable[[LoadProgress], object]) -> None:
+    def run(self, progress: ProgressLine, report: Progress) -> None:
         """Load what there is; if the load follows, again and again."""
         told = time.monotonic()
         while True:
@@ -107,7 +104,7 @@ class _Loading:
                 told = time.monotonic()
             time.sleep(max(0.0, began + self._wanted.every - time.monotonic()))
 
-    def _load(self, plan: Plan, progress: ProgressLine, report: Callable[[LoadProgress], object]) -> Plan:
+    def _load(self, plan: Plan, progress: ProgressLine, report: Progress) -> Plan:
         """Commit the first records of a plan; return the rest of it."""
         began = time.monotonic()
         ends = plan.first(self._wanted.commit_records)

@@ -24,7 +24,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.loading.explained import explained
-from headrace.client.loading.progress import LoadedTopic, Progress
+from headrace.client.loading.progress import TOLD_SECONDS, LoadedTopic, Progress
 from headrace.display.progress import progress_bar
 from headrace.wire.errors import OffsetOutOfRangeError
 from headrace.wire.ids import TopicPartition
@@ -37,8 +37,6 @@ EVERY_SECONDS = 5.0
 MAX_BYTES = 256 << 20
 POLL_SECONDS = 0.25
 """Maximum wait for records, after which `stop` is looked at."""
-TOLD_SECONDS = 10.0
-"""Interval at which `progress` is called without commits, so that a supervisor sees the lag."""
 LOOK_SECONDS = 30.0
 """Interval at which new partitions are looked for."""
 FETCH_BYTES = 4 << 20

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+TOLD_SECONDS = 10.0
+"""Interval at which a load that follows reports its lag without commits, so that a supervisor sees it."""
+
 
 class PartitionProgress(NamedTuple):
     """How far one partition is loaded."""
