@@ -151,7 +151,7 @@ class Admission(grpc.GenericRpcHandler):
             if served.row.uses_quota:
                 await access().hold_answer()
             if served.row.is_change:
-                await access().hold_act()
+                await access().hold_changes()
             return response
 
         return answer

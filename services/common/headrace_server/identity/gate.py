@@ -327,7 +327,7 @@ class Access:
         """Wait while the user has had more requests than its quota; before that the call keeps its order."""
         await self.quotas.hold(self.caller.identity.user, Use.REQUEST)
 
-    async def hold_act(self) -> None:
+    async def hold_changes(self) -> None:
         """Wait while the user has made more changes than its quota."""
         await self.quotas.hold(self.caller.identity.user, Use.CHANGE)
 

@@ -177,7 +177,7 @@ class SchemaRoutes:
             response = _answer(answer)
             await access.hold_answer()
             if route.row.is_change:
-                await access.hold_act()
+                await access.hold_changes()
         except RegistryError as refused:
             response, error = refuse(refused.code, refused.message), f"{refused.code}"
         except HeadraceError as refused:
