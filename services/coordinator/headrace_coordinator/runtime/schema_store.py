@@ -232,14 +232,7 @@ class SchemaStore:
         """
         going = {(subject, version) for version in versions}
         for version in versions:
-            users = [
-                schema_id
-                for schema_id in self._view.referenced_by(subject, version, deleted=permanent)
-                if any(
-                    (use.subject, use.version) not in going and (permanent or not use.deleted)
-                    for use in self._view.uses(schema_id)
-                )
-            ]
+            users = self._view.referenced_by(subject, version, deleted=permanent, without=going)
             if users:
                 raise RegistryError(
                     42206,

@@ -5,7 +5,7 @@ A value that cannot be decoded, for example of a newer release, is absent. Belon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -92,15 +92,25 @@ class SchemaView:
             raise no_version(version)
         return found
 
-    def referenced_by(self, subject: str, version: int, *, deleted: bool = False) -> list[int]:
+    def referenced_by(
+        self,
+        subject: str,
+        version: int,
+        *,
+        deleted: bool = False,
+        without: Collection[tuple[str, int]] = (),
+    ) -> list[int]:
         """Return the ids of schemas that refer to a version, ascending. `deleted` includes those that are themselves
-        deleted.
+        deleted; `without` leaves out those that are only these versions, by subject and number.
         """
         return sorted(
             schema_id
             for schema_id, schema in self.schemas.items()
             if any(each.subject == subject and each.version == version for each in schema.references)
-            and any(deleted or not use.deleted for use in self.uses(schema_id))
+            and any(
+                (deleted or not use.deleted) and (use.subject, use.version) not in without
+                for use in self.uses(schema_id)
+            )
         )
 
     def compatibility(self, subject: str) -> Compatibility:
