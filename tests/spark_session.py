@@ -88,6 +88,14 @@ def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
+def jobs(spark: SparkSession) -> SparkSession:
+    """The session as the jobs have it."""
+    from spark_jobs.session import prepared
+
+    return prepared(spark)
+
+
+@pytest.fixture
 def spark_settings(spark: SparkSession) -> Callable[..., AbstractContextManager[None]]:
     """Change settings of the session for a while: `with spark_settings({"spark.sql.x": "1"})`."""
 

@@ -28,7 +28,7 @@ from spark_jobs.command import JobError, explain
 from spark_jobs.load_options import Load
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
-from spark_jobs.session import LOCAL_JAVA_OPTIONS, prepared
+from spark_jobs.session import LOCAL_JAVA_OPTIONS
 from spark_jobs.streams import Stream, read_stream, run_stream
 from spark_jobs.topic_frame import read_topic
 from spark_jobs.topic_loading import load_topic
@@ -43,12 +43,6 @@ NOON_MS = 1_700_049_600_000
 pytestmark = pytest.mark.timeout(600)
 QUIET = ProgressLine(quiet=True)
 START_SECONDS = 200.0
-
-
-@pytest.fixture
-def jobs(spark):
-    """A session as the jobs have it."""
-    return prepared(spark)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from headrace.client.mirror.rows import MirrorSettings
 from pyarrow import dataset
 from spark_jobs.load_options import Load
 from spark_jobs.progress import ProgressLine
-from spark_jobs.session import prepared
 from spark_jobs.topic_loading import load_topic
 
 from tests.children import running
@@ -35,12 +34,6 @@ pytestmark = pytest.mark.timeout(600)
 QUIET = ProgressLine(quiet=True)
 FEW = 3
 """New files after which a test compacts, and the number of small files that become one."""
-
-
-@pytest.fixture
-def jobs(spark):
-    """A session as the jobs have it."""
-    return prepared(spark)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from headrace.cli.bench.models import POOLS, WorkloadModel, model_of
 from headrace.wire.request_trace import RequestOutcome, TableOperation, decode_block
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from spark_jobs.progress import ProgressLine
-from spark_jobs.session import prepared
 from spark_jobs.topic_frame import read_topic
 from spark_jobs.trace_analysis.requests import TraceError, topic_values
 from spark_jobs.workload import local_summary, spark_summary
@@ -140,10 +139,9 @@ def test_damaged_records_and_unknown_tables_are_told(
 
 
 @pytest.mark.slow
-def test_spark_counts_what_one_process_counts(spark, spark_cluster: LocalCluster, topic_name: str) -> None:
+def test_spark_counts_what_one_process_counts(jobs, spark_cluster: LocalCluster, topic_name: str) -> None:
     """In parts by key, of a topic of two partitions with two tables and damaged records: the same numbers."""
     servers = spark_cluster.bootstrap_servers
-    jobs = prepared(spark)
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.create_topic(topic_name, partitions=2, replication_factor=1)
         admin.create_topic(f"{topic_name}-other", partitions=1, replication_factor=1)
