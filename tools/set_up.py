@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -29,9 +30,12 @@ class SetUpError(Exception):
 
 
 def run(step: str, command: "list[str]") -> None:
-    """Run one step silently; print its output only if it fails."""
+    """Run one step silently; print its output only if it fails. Its temporary files are removed: uv leaves some."""
     environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    done = subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    with tempfile.TemporaryDirectory(prefix="headrace-set-up-") as environ["TMPDIR"]:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
     if done.returncode != 0:
         output = done.stdout.decode("utf-8", "replace").strip()
         raise SetUpError(f"{step} failed (exit code {done.returncode}):\n{output}")

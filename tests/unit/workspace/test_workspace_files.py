@@ -1,10 +1,13 @@
 """The workspace's own files: locks without places, a Makefile that explains itself, a set-up that is quick twice."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import jsonschema
 import pytest
@@ -61,13 +64,26 @@ def test_a_second_set_up_does_nothing() -> None:
     assert {path: path.stat().st_mtime_ns for path in (environment, *environment.iterdir())} == before
 
 
-def test_an_unfinished_set_up_is_taken_up_again(tmp_path: Path) -> None:
+@pytest.fixture
+def set_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of the set-up."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("set_up")
+
+
+def test_a_step_of_the_set_up_leaves_no_temporary_file(
+    set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv leaves a lock file for each distribution that it builds."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    program = "import pathlib, tempfile; pathlib.Path(tempfile.gettempdir(), 'left.lock').touch()"
+    set_up.run("leaving a file", [sys.executable, "-c", program])
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_an_unfinished_set_up_is_taken_up_again(set_up: ModuleType, tmp_path: Path) -> None:
     """The stamp is written last: an environment without one, or with another lock's, counts as not set up."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import set_up
-    finally:
-        sys.path.pop(0)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
     assert set_up.read_stamp(str(tmp_path)) == {}
