@@ -30,8 +30,9 @@ from headrace.wire.zero_copy import SplicedMessage
 FETCHES_PER_BROKER = 8
 """Maximum number of fetches in flight to one broker."""
 PARTITIONS_BEHIND = 64
-"""Maximum number of partitions with unread records at the start of a larger fetch. More would not fit into a response,
-and the broker would examine all of them each time."""
+"""Maximum number of partitions with unread records in a fetch, while responses have room for all of them."""
+FEWEST_BEHIND = 8
+"""The same while responses have room for few: broker and client examine the others in vain each time."""
 FETCHES_BEHIND = 2
 """Number of fetches planned at once for such partitions of a broker: one is served while another is in transit."""
 
@@ -51,6 +52,8 @@ class FetchPlanner:
         self._positions = positions
         self._cluster_metadata = cluster_metadata
         self._flying: dict[FetchPlan, Overdue] = {}
+        self._partitions_behind = PARTITIONS_BEHIND
+        """Twice as many as the last responses had room for, within `FEWEST_BEHIND` and `PARTITIONS_BEHIND`."""
         self._in_flight: dict[int, int] = {}
         """Number of fetches by broker."""
         self.is_fast = False
@@ -65,7 +68,7 @@ class FetchPlanner:
         if self._positions.buffered_bytes >= self._config.prefetch_bytes:
             return []
         share = self._positions.share()
-        enough = PARTITIONS_BEHIND * FETCHES_BEHIND * self._cluster_metadata.broker_count()
+        enough = self._partitions_behind * FETCHES_BEHIND * self._cluster_metadata.broker_count()
         behind = seen = 0
         by_target: dict[tuple[int, bool], tuple[str, list[_Candidate]]] = {}
         for where in self._positions.turn:
@@ -86,7 +89,7 @@ class FetchPlanner:
         self._positions.turn.rotate(-1 if seen == len(self._positions.turn) else -seen)
         plans = []
         for (broker_id, names_place), (address, candidates) in by_target.items():
-            for chosen in _fetches_of(candidates):
+            for chosen in _fetches_of(candidates, self._partitions_behind):
                 if self._in_flight.get(broker_id, 0) >= FETCHES_PER_BROKER:
                     break
                 plan = fetch_plan(
@@ -192,6 +195,7 @@ class FetchPlanner:
         if not self._end_flight(plan):
             return False
         news = False
+        filled, had_room = 0, True
         for (part, result), (data,) in zip(_results_of(plan, answer.message), answer.batches, strict=True):
             partition = None if part is None else self._current(part)
             if part is None or partition is None:
@@ -202,9 +206,13 @@ class FetchPlanner:
                 news = self._take_diverged(partition, part, result.diverged, now_ms) or news
             else:
                 news = self._take_data(partition, plan, part, result, data, now_ms) or news
+                filled += bool(data)
+                had_room = had_room and (bool(data) or not partition.is_behind)
                 if answer.message.throttle_ms > 0 and not data:
                     until_ms = now_ms + min(answer.message.throttle_ms, MAX_THROTTLE_MS)
                     self._positions.hold_off(partition, part.leader_epoch, until_ms)
+        if filled >= self._partitions_behind or (filled and not had_room):
+            self._partitions_behind = min(PARTITIONS_BEHIND, max(FEWEST_BEHIND, 2 * filled))
         return news
 
     def _current(self, part: Wanted) -> PartitionFetchState | None:
@@ -335,13 +343,13 @@ def _results_of(
             yield wanted.get(TopicPartition(name, result.partition)), result
 
 
-def _fetches_of(candidates: list[_Candidate]) -> list[list[_Candidate]]:
+def _fetches_of(candidates: list[_Candidate], most_behind: int) -> list[list[_Candidate]]:
     """Divide the candidates of one broker: those with unread records, whose fetches return at once, and idle ones."""
-    if len(candidates) <= PARTITIONS_BEHIND:
+    if len(candidates) <= most_behind:
         return [candidates]
     behind: list[_Candidate] = []
     idle: list[_Candidate] = []
     for candidate in candidates:
         (behind if candidate.partition.is_behind else idle).append(candidate)
-    fetches = [behind[PARTITIONS_BEHIND * n : PARTITIONS_BEHIND * (n + 1)] for n in range(FETCHES_BEHIND)]
+    fetches = [behind[most_behind * n : most_behind * (n + 1)] for n in range(FETCHES_BEHIND)]
     return [fetch for fetch in (*fetches, idle) if fetch]

@@ -5,6 +5,7 @@ from headrace.client.base.retry import OVERDUE_MS
 from headrace.client.fetch.fetch_planner import (
     FETCHES_BEHIND,
     FETCHES_PER_BROKER,
+    FEWEST_BEHIND,
     MAX_THROTTLE_MS,
     PARTITIONS_BEHIND,
 )
@@ -269,6 +270,37 @@ def test_a_look_at_many_partitions_continues_where_the_last_one_ended():
             reading.fetches.take_answer(plan, SplicedMessage(response, [[b""]] * len(plan.partitions)), 0)
     looked_at = 3 * PARTITIONS_BEHIND * FETCHES_BEHIND  # By three known brokers, of which one leads all.
     assert {number // looked_at for number in asked} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("filled", "then"), [(1, FEWEST_BEHIND), (10, 20), (60, PARTITIONS_BEHIND)])
+def test_a_fetch_has_about_as_many_partitions_as_responses_have_room_for(filled, then):
+    """Twice as many: the number falls with a response that left some out, and rises with one that left out none."""
+    many = 400
+    reading = Reading()
+    reading.positions.drop(WHERE)
+    reading.cluster_metadata.update(metadata(partitions=many))
+    for number in range(many):
+        reading.positions.assign(TopicPartition("clicks", number), 0, 1000)
+    first, *_ = reading.fetches.plan(0)
+    assert len(first.partitions) == PARTITIONS_BEHIND
+    take_filled(reading, first, filled)
+    reading.fetches.plan(0)
+    sizes = []
+    for _ in range(4):
+        plan = reading.fetches.plan(0)[0]
+        sizes.append(len(plan.partitions))
+        take_filled(reading, plan, len(plan.partitions))
+    assert sizes == [min(PARTITIONS_BEHIND, then * 2**turn) for turn in range(4)]
+
+
+def take_filled(reading, plan, filled):
+    """Respond with batches of the first `filled` partitions; there was no room for the others."""
+    response = broker_pb2.FetchResponse()
+    entry = response.topics.add(topic_id=TOPIC_ID)
+    for part in plan.partitions:
+        entry.partitions.add(partition=part.where.partition, high_watermark=1000, preferred_replica=-1)
+    batches = [[batch(0)] if index < filled else [b""] for index in range(len(plan.partitions))]
+    reading.fetches.take_answer(plan, SplicedMessage(response, batches), 0)
 
 
 def test_without_a_rack_no_replica_is_asked_for(reading):
