@@ -282,11 +282,16 @@ def _cut(segments: SegmentList, scan: _Scan) -> None:
 def _epochs(
     segments: SegmentList, settings: LogSettings, mark: Mark, scanned: list[tuple[int, int]], end_offset: int
 ) -> tuple[EpochHistory, bool]:
-    """Return the epochs: the file's up to the mark, the scan's beyond; all from headers if the file is lost (I6)."""
-    content = read_sealed(segments.filesystem, f"{segments.directory}/{EPOCHS_FILE}")
+    """Return the epochs, and whether the file differs: the file's up to the mark, the scan's beyond.
+
+    All are from headers if the file is lost (I6). A new log needs no file.
+    """
+    path = f"{segments.directory}/{EPOCHS_FILE}"
+    content = read_sealed(segments.filesystem, path)
     stored = decode_epochs(content) if content is not None else None
     if stored is None:
-        return _epochs_from_headers(segments, settings), True
+        history = _epochs_from_headers(segments, settings)
+        return history, bool(history.entries()) or segments.filesystem.exists(path)
     before = stored.entries()
     history = EpochHistory([entry for entry in before if entry[0] <= mark.epoch])
     for epoch, start in scanned:

@@ -2,6 +2,8 @@
 
 import random
 
+from headrace.log.checkpoint import read_sealed
+
 from tests.fakes.memory_filesystem import Loss
 
 
@@ -13,6 +15,28 @@ def test_an_epoch_without_records_gives_way(bench):
     bench.log.start_epoch(3)
     bench.append(epoch=3)
     assert bench.log.epochs() == ((1, 0), (3, 1))
+
+
+def test_a_log_without_an_epoch_has_no_epoch_file(bench):
+    """The first epoch follows at once where a replica leads: of a new topic each file is two fsyncs a partition."""
+    bench.open()
+    path = f"{bench.log.directory}/leader-epochs"
+    assert not bench.disk.exists(path)
+    bench.log.start_epoch(0)
+    assert bench.disk.exists(path)
+    bench.directory.close(clean=True)
+    assert bench.open().epochs() == ((0, 0),)
+
+
+def test_an_unreadable_epoch_file_of_an_empty_log_is_replaced(bench):
+    bench.open()
+    bench.log.start_epoch(0)
+    bench.directory.close(clean=True)
+    path = f"{bench.log.directory}/leader-epochs"
+    bench.disk.corrupt(path, 0, 1)
+    assert bench.open().epochs() == ()
+    bench.directory.close(clean=True)
+    assert read_sealed(bench.disk, path) == b""
 
 
 def test_the_start_of_an_epoch_is_durable_when_it_is_said_to_be(bench):
