@@ -96,6 +96,8 @@ class MemoryFileSystem:
         self._refusal: _Refusal | None = None
         # How many calls `refuse` has made to fail.
         self.refused = 0
+        # Whether a failed fsync of the present process has dropped blocks.
+        self.has_dropped = False
         self._stopped = False
 
     # -- faults ----------------------------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ class MemoryFileSystem:
         self._first_descriptor = self._next_descriptor
         self._faults.clear()
         self._refusal = None
-        self._stopped = False
+        self._stopped = self.has_dropped = False
         if loss is not Loss.NOTHING:
             names = dict(self._durable_names)
             for path in sorted(self._names.keys() | self._durable_names.keys()):
@@ -365,6 +367,7 @@ class MemoryFileSystem:
             raise PowerLost(self)
         if fault.drops is not None and (file := self._names.get(path)) is not None:
             _lose(file, Loss.BLOCKS, fault.drops)
+            self.has_dropped = True
         raise _error(fault.error_number, path)
 
     def _file(self, path: str) -> _File:

@@ -126,7 +126,9 @@ class BrokerNode:
         self.cluster.dead_loops.append(broker.loop)
         if loss is not Loss.NOTHING:
             self.boot_id = f"{self.name} boot {self.cluster.world.now_ms}"
-        self.cluster.checks.died(broker, certain=loss is Loss.NOTHING and not in_a_call)
+        # A process may die before it sees that an fsync has failed.
+        certain = loss is Loss.NOTHING and not in_a_call and not self.filesystem.has_dropped
+        self.cluster.checks.died(broker, certain=certain)
         self.cluster.network.process_died(broker.process, silently=loss is not Loss.NOTHING)
         if loss is Loss.NOTHING:
             self.cluster.transport.process_died(broker.process)
