@@ -147,9 +147,10 @@ class TableClient(Client):
         if found is not None and set(found) != {"filling", "value"}:
             self.cluster.promises.breaks("I31", f"{self.name} read a part of row {row}: {found}")
         is_gone = found is None and (self.cluster.plan.expires or self.cluster.plan.purges)
-        if from_replica and version < own and not is_gone and topic_id == self._topic():
-            self.cluster.row_problems.append((self._topic(), f"{self.name} read {row} at {version} after {own}"))
-        self._versions[row] = max(version, own)
+        if topic_id == self._topic():  # Otherwise `own` is of the topic before.
+            if from_replica and version < own and not is_gone:
+                self.cluster.row_problems.append((topic_id, f"{self.name} read {row} at {version} after {own}"))
+            self._versions[row] = max(version, own)
         value = "" if found is None else str(found["value"])
         self._note(row, begin, topic_id, outcome=OK, version=version, value=value, from_replica=from_replica)
 
