@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 ReadableBuffer: TypeAlias = bytes | bytearray | memoryview
-"""C-contiguous buffer."""
+"""C-contiguous buffer of bytes: its length is their number."""
 
 
 def crc32c(buffer: ReadableBuffer, crc: int = 0) -> int:

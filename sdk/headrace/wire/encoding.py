@@ -344,12 +344,13 @@ class _Payload:
         self.parts: list[ReadableBuffer] = []
         self.size = 0
 
-    def _add(self, buffer: ReadableBuffer, size: int) -> None:
+    def _add(self, buffer: ReadableBuffer) -> None:
         gap = -self.size % 8
         if gap:
             self.parts.append(_ZEROS[:gap])
-        self.parts.append(buffer)
-        self.size += gap + size
+        part = memoryview(buffer).cast("B")
+        self.parts.append(part)
+        self.size += gap + len(part)
 
     def column(self, name: str, column: ArrowBuffers, count: int) -> bool:
         """Add a column; return whether it has a validity bitmap."""
@@ -359,14 +360,14 @@ class _Payload:
         start, end = int(offsets[0]), int(offsets[-1])
         if start:
             offsets = offsets - np.int32(start)
-        self._add(np.ascontiguousarray(offsets, "<i4").data, 4 * (count + 1))
-        self._add(data if end - start == len(data) else memoryview(data).cast("B")[start:end], end - start)
+        self._add(np.ascontiguousarray(offsets, "<i4").data)
+        self._add(data if end - start == len(data) else memoryview(data).cast("B")[start:end])
         if validity is None:
             return False
         bits = np.unpackbits(validity, count=count, bitorder="little")
         if bits.all():
             return False
-        self._add(np.packbits(bits, bitorder="little").data, (count + 7) // 8)
+        self._add(np.packbits(bits, bitorder="little").data)
         return True
 
     def timestamps(
@@ -379,15 +380,15 @@ class _Payload:
         times = np.ascontiguousarray(rows, "<i8")
         if len(times) != count:
             raise InvalidRequestError(f"there are {count} values but {len(times)} timestamps")
-        self._add(times.data, 8 * count)
+        self._add(times.data)
         return int(times.min()), int(times.max())
 
     def record_offsets(self, compacted: CompactedRange) -> None:
         """Add the records' offsets, relative to the first one of the range, and what was removed."""
         offsets = (compacted.record_offsets - compacted.base_offset).astype("<u4")
-        self._add(offsets.data, offsets.nbytes)
+        self._add(offsets.data)
         if compacted.removed is not None:
-            self._add(np.array(compacted.removed, "<i8").data, 16)
+            self._add(np.array(compacted.removed, "<i8").data)
 
     def headers(self, headers: Sequence[RecordHeaders | None], count: int) -> None:
         """Add the five buffers of list<struct<key: string, value: binary>>."""
@@ -404,7 +405,7 @@ class _Payload:
             )
         cuts = np.zeros(count + 1, np.int32)
         np.cumsum(lengths_of(lists), dtype=np.int32, out=cuts[1:])
-        self._add(cuts.astype("<i4", copy=False).data, 4 * (count + 1))
+        self._add(cuts.astype("<i4", copy=False).data)
         try:
             keys = [key.encode() for key, _ in pairs]
         except (AttributeError, TypeError, ValueError) as error:

@@ -59,7 +59,7 @@ class BufferVector:
     def __init__(self, parts: Sequence[ReadableBuffer], sizes: Sequence[int] | None = None) -> None:
         """`sizes` are the bytes of each batch if there are several."""
         self.parts = parts
-        self.size_bytes = sum(memoryview(part).nbytes for part in parts)
+        self.size_bytes = sum(map(len, parts))
         self.sizes = (self.size_bytes,) if sizes is None else sizes
 
     def batches(self) -> list[BufferVector]:

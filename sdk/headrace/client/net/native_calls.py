@@ -123,7 +123,7 @@ class NativeCalls:
             request.message,
             method=request.method,
             correlation=self._last,
-            attached=sum(map(_size_of, request.attached)),
+            attached=sum(map(len, request.attached)),
             timeout_ms=max(1, round(request.timeout * 1000)),
             request_id=request.request_id.encode()[:MAX_REQUEST_ID_BYTES],
         )
@@ -355,7 +355,3 @@ def _error_of(frame: Frame) -> HeadraceError:
         return from_detail(errors_pb2.ErrorDetail.FromString(frame.message))
     except DecodeError as error:
         raise FrameError("an error that is no such message") from error
-
-
-def _size_of(buffer: ReadableBuffer) -> int:
-    return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)

@@ -65,10 +65,9 @@ class PlainSocket:
             except BlockingIOError:
                 sent = 0
             for place, part in enumerate(some, first):
-                size = memoryview(part).nbytes
-                if sent < size:
-                    return [memoryview(part).cast("B")[sent:], *parts[place + 1 :]]
-                sent -= size
+                if sent < len(part):
+                    return [memoryview(part)[sent:], *parts[place + 1 :]]
+                sent -= len(part)
         return []
 
 
@@ -125,7 +124,7 @@ NativeSocket: TypeAlias = PlainSocket | TlsSocket
 
 def size_of(parts: Sequence[ReadableBuffer]) -> int:
     """Return the bytes of some buffers."""
-    return sum(memoryview(part).nbytes for part in parts)
+    return sum(map(len, parts))
 
 
 def shut(connection: NativeSocket) -> None:

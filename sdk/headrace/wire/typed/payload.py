@@ -145,7 +145,7 @@ def typed_parts(
             parts.append(_ZEROS[:gap])
         stored += _padded(kept)
         plain += _padded(block.size)
-    rest_bytes = sum(map(_size, rest))
+    rest_bytes = sum(map(len, rest))
     packed, kept = _packed(rest, rest_bytes, codec, level)
     head = HEAD.pack(0, size, len(encoded), len(blocks), kept, rest_bytes, _crc(packed), 0)
     directory = bytearray(b"".join((head, *entries, encoded)).ljust(size, b"\0"))
@@ -176,10 +176,6 @@ def _crc(parts: Sequence[ReadableBuffer]) -> int:
     for part in parts:
         crc = crc32c(part, crc)
     return crc
-
-
-def _size(part: ReadableBuffer) -> int:
-    return part.nbytes if isinstance(part, memoryview) else len(part)
 
 
 def read_directory(batch: ReadableBuffer, header: BatchHeader) -> Directory:
