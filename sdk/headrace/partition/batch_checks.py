@@ -36,7 +36,7 @@ from headrace.wire.errors import (
     ReadOnlyTopicError,
     UnsupportedCodecError,
 )
-from headrace.wire.typed.payload import read_directory
+from headrace.wire.typed.payload import Directory, read_directory
 from headrace.wire.typed.topic_columns import parse_columns, writable
 
 Run: TypeAlias = list[tuple[bytes, BatchHeader]] | BatchRun
@@ -129,10 +129,11 @@ def check_produced(
     for index in range(len(result.base_offsets), len(batches)):
         batch = batches[index]
         try:
-            header = _check_batch(batch, config, limits, now_ms)
+            header, directory = _check_batch(batch, config, limits, now_ms)
             if config.validate is Validation.COLUMNS:
                 if header.codec == Codec.NONE:
-                    check_columns(batch, header, max_payload_bytes=limits.max_payload_bytes)
+                    most = limits.max_payload_bytes
+                    check_columns(batch, header, max_payload_bytes=most, directory=directory)
                 elif compressed is not None and (inflated := compressed.get(index)) is not None:
                     raise inflated
             if previous is None or not _continues(previous, header):
@@ -190,7 +191,10 @@ def _small_run(
     return run.first(count)
 
 
-def _check_batch(batch: bytes, config: TopicConfig, limits: BatchLimits, now_ms: int) -> BatchHeader:
+def _check_batch(
+    batch: bytes, config: TopicConfig, limits: BatchLimits, now_ms: int
+) -> tuple[BatchHeader, Directory | None]:
+    """Return the header and, of a typed batch, the directory."""
     header = check_batch(
         batch,
         max_batch_bytes=config.max_batch_bytes,
@@ -210,7 +214,7 @@ def _check_batch(batch: bytes, config: TopicConfig, limits: BatchLimits, now_ms:
             "the topic is compacted, and a record has no key",
             action="Send every record with a key; a null value deletes its key.",
         )
-    _check_typed(batch, header, config)
+    directory = _check_typed(batch, header, config)
     if header.base_timestamp_ms < MIN_TIMESTAMP_MS or header.max_timestamp_ms > MAX_TIMESTAMP_MS:
         raise InvalidTimestampError(
             f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} are outside the years 1 to 9999, "
@@ -225,11 +229,15 @@ def _check_batch(batch: bytes, config: TopicConfig, limits: BatchLimits, now_ms:
             f"broker's clock, {now_ms}: at most {config.timestamp_before_max_ms} ms before and "
             f"{config.timestamp_after_max_ms} ms after"
         )
-    return header
+    return header, directory
 
 
-def _check_typed(batch: bytes, header: BatchHeader, config: TopicConfig) -> None:
-    """Check that a batch of rows is sent to a typed topic that has its columns, and another one to another topic."""
+def _check_typed(batch: bytes, header: BatchHeader, config: TopicConfig) -> Directory | None:
+    """Check that a batch of rows is sent to a typed topic that has its columns, and another one to another topic.
+
+    Returns:
+        The directory of a batch of rows.
+    """
     if header.is_typed != bool(config.columns):
         if header.is_typed:
             raise InvalidRequestError("the topic is not typed, and the batch has rows", action="Send bytes.")
@@ -237,15 +245,17 @@ def _check_typed(batch: bytes, header: BatchHeader, config: TopicConfig) -> None
             f"the topic is typed, and a batch has values of bytes; its columns are {config.columns}",
             action="Send rows: a dict for each record, or a table.",
         )
-    if header.is_typed:
-        text = read_directory(batch, header).text
-        wrong, is_newer = _unwritable(text, config.columns)
-        if is_newer:
-            raise ConflictError(f"{wrong}: the broker does not know the newest columns yet", action="Retry.")
-        if wrong:
-            raise InvalidRequestError(
-                f"the batch does not fit the topic's columns: {wrong}", action=f"The columns are {config.columns}."
-            )
+    if not header.is_typed:
+        return None
+    directory = read_directory(batch, header)
+    wrong, is_newer = _unwritable(directory.text, config.columns)
+    if is_newer:
+        raise ConflictError(f"{wrong}: the broker does not know the newest columns yet", action="Retry.")
+    if wrong:
+        raise InvalidRequestError(
+            f"the batch does not fit the topic's columns: {wrong}", action=f"The columns are {config.columns}."
+        )
+    return directory
 
 
 @lru_cache(maxsize=256)

@@ -103,7 +103,9 @@ def decode_batch(batch: ReadableBuffer, *, max_payload_bytes: int) -> Columns:
     return _decode(batch, read_header(batch), max_payload_bytes)
 
 
-def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_bytes: int) -> None:
+def check_columns(
+    batch: ReadableBuffer, header: BatchHeader, *, max_payload_bytes: int, directory: Directory | None = None
+) -> None:
     """Check that every reader can decode `batch`: the checks of `decode_batch`, and the compression ratio.
 
     A leader calls it after `check_batch`. No loop over records; only header names are copied of an uncompressed batch.
@@ -112,6 +114,7 @@ def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_byt
         batch: one whole batch, 8-aligned.
         header: its header.
         max_payload_bytes: maximum size after decompression.
+        directory: that of a typed batch, if the caller has read it.
 
     Raises:
         CorruptBatchError: If the columns violate the format, or the compression ratio is too high.
@@ -126,7 +129,7 @@ def check_columns(batch: ReadableBuffer, header: BatchHeader, *, max_payload_byt
             )
     elif not header.flags & (_COLUMN_FLAGS | _TYPED) and _is_plain_sound(batch, header):
         return
-    _decode(batch, header, max_payload_bytes, with_blocks=True)
+    _decode(batch, header, max_payload_bytes, with_blocks=True, directory=directory)
 
 
 def _is_plain_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
@@ -151,7 +154,12 @@ def _is_plain_sound(batch: ReadableBuffer, header: BatchHeader) -> bool:
 
 
 def _decode(
-    batch: ReadableBuffer, header: BatchHeader, max_payload_bytes: int, *, with_blocks: bool = False
+    batch: ReadableBuffer,
+    header: BatchHeader,
+    max_payload_bytes: int,
+    *,
+    with_blocks: bool = False,
+    directory: Directory | None = None,
 ) -> Columns:
     """Decode a batch; `with_blocks` checks the checksum of every block of a typed one, too."""
     view = memoryview(batch).cast("B")
@@ -166,7 +174,8 @@ def _decode(
                 f"timestamps {header.base_timestamp_ms} .. {header.max_timestamp_ms} ms are outside the years 1 to 9999"
             )
         if header.flags & _TYPED:
-            directory = read_directory(view, header)
+            directory = directory or read_directory(view, header)
+            check_whole(header, directory)
             if with_blocks:
                 check_blocks(view, header, directory)
             return _decode_typed(view[:end], header, directory, max_payload_bytes)
@@ -232,7 +241,6 @@ def _decode_part(
 
 def _decode_typed(view: memoryview, header: BatchHeader, directory: Directory, max_payload_bytes: int) -> Columns:
     """Decode a typed batch but for its blocks, which are decoded on first use."""
-    check_whole(header, directory)
     if header.payload_bytes > max_payload_bytes:
         raise CorruptBatchError(f"a payload of {header.payload_bytes} bytes exceeds the limit of {max_payload_bytes}")
     *blocks, rest = [view[HEADER_BYTES + start : HEADER_BYTES + end] for start, end in directory.spans()]

@@ -201,7 +201,7 @@ def read_directory(batch: ReadableBuffer, header: BatchHeader) -> Directory:
     if reserved or any(payload[entries_end + text_bytes : size]):
         raise CorruptBatchError("directory: reserved bytes are not zero")
     text = _text(bytes(payload[entries_end : entries_end + text_bytes]), count)
-    entries = tuple(Entry(*ENTRY.unpack_from(payload, HEAD.size + ENTRY.size * each)) for each in range(count))
+    entries = tuple(map(Entry._make, ENTRY.iter_unpack(payload[HEAD.size : entries_end])))
     directory = Directory(text, entries, size, Entry(rest_stored, rest_bytes, rest_crc, 0, 0, _ZEROS, _ZEROS))
     _check_sizes(directory, header)
     return directory
@@ -221,6 +221,7 @@ def _text(encoded: bytes, count: int) -> str:
 
 
 def _check_sizes(directory: Directory, header: BatchHeader) -> None:
+    plain = directory.size
     for entry in (*directory.entries, directory.rest):
         if entry.stored_bytes > entry.block_bytes:
             raise CorruptBatchError(f"directory: {entry.stored_bytes} bytes are stored of {entry.block_bytes}")
@@ -228,7 +229,8 @@ def _check_sizes(directory: Directory, header: BatchHeader) -> None:
             raise CorruptBatchError("directory: a block is compressed, but the batch has no codec")
         if entry.null_count > header.record_count or entry.bounds > TEXT:
             raise CorruptBatchError(f"directory: {entry.null_count} nulls, bounds of kind {entry.bounds}")
-    plain = directory.size + sum(_padded(entry.block_bytes) for entry in directory.entries) + directory.rest.block_bytes
+        plain += entry.block_bytes + -entry.block_bytes % 8
+    plain -= -directory.rest.block_bytes % 8
     if plain != header.payload_bytes:
         raise CorruptBatchError(f"directory: the blocks have {plain} bytes before compression")
     if bool(header.flags & _REST_FLAGS) != bool(directory.rest.block_bytes):
@@ -245,10 +247,11 @@ def check_whole(header: BatchHeader, directory: Directory) -> None:
 def check_blocks(batch: ReadableBuffer, header: BatchHeader, directory: Directory) -> None:
     """Check the checksum and the compression ratio of every block, and the gaps: what a leader does once.
 
+    `check_whole` comes first.
+
     Raises:
         CorruptBatchError: If one is wrong; the message names the column.
     """
-    check_whole(header, directory)
     payload = memoryview(batch).cast("B")[HEADER_BYTES:]
     names = [column.name for column in directory.columns.columns]
     for name, entry, (start, end) in zip(
@@ -261,7 +264,7 @@ def check_blocks(batch: ReadableBuffer, header: BatchHeader, directory: Director
                 f"{name}: {entry.block_bytes} bytes are more than {MAX_RATIO:,} times the {entry.stored_bytes} stored",
                 action="Send it uncompressed.",
             )
-        if any(payload[end : end + -end % 8]):
+        if end % 8 and any(payload[end : end + -end % 8]):
             raise CorruptBatchError(f"{name}: the block is followed by a gap that is not zero")
 
 
