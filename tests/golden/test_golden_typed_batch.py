@@ -11,7 +11,8 @@ import pyarrow as pa
 from headrace.wire.batch import BatchFlags, check_batch, read_header, stamp
 from headrace.wire.columns import check_columns, decode_batch
 from headrace.wire.encoding import RowBlocks, column_parts, join_column
-from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_schema, block_of_array
+from headrace.wire.typed.array_blocks import block_of_array
+from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_schema
 from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, read_directory
 from headrace.wire.typed.topic_columns import parse_columns
 

@@ -27,7 +27,7 @@ from headrace.wire.errors import (
     NotLeaderError,
     from_detail,
 )
-from headrace.wire.typed.arrow_columns import block_of_array
+from headrace.wire.typed.array_blocks import block_of_array
 from headrace.wire.typed.column_types import parse_type
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 

@@ -12,7 +12,8 @@ from headrace.wire.batch import check_batch, iter_batches, stamp
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import CorruptBatchError, Outcome
-from headrace.wire.typed.arrow_columns import arrays_of_rows, block_of_array
+from headrace.wire.typed.array_blocks import block_of_array
+from headrace.wire.typed.arrow_columns import arrays_of_rows
 from headrace.wire.typed.topic_columns import parse_columns
 
 LIMITS = {"max_batch_bytes": 1 << 20, "max_records": 10_000, "max_payload_bytes": 1 << 20}

@@ -15,15 +15,8 @@ from headrace.wire.columns import check_columns, decode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import InvalidConfigError
-from headrace.wire.typed.arrow_columns import (
-    array_of_block,
-    arrays_of_rows,
-    arrow_schema,
-    arrow_type,
-    block_of_array,
-    bounds_of,
-    column_type,
-)
+from headrace.wire.typed.array_blocks import ArrayBlocks, block_of_array, bounds_of
+from headrace.wire.typed.arrow_columns import array_of_block, arrays_of_rows, arrow_schema, arrow_type, column_type
 from headrace.wire.typed.blocks import read_block, values_of
 from headrace.wire.typed.column_types import ColumnType, parse_type
 from headrace.wire.typed.json_values import json_row, row_of_json
@@ -281,6 +274,19 @@ def test_bounds_are_the_least_and_the_greatest(drawn: tuple[str, list[Any], Any]
         codes = {"float": (DOUBLE, "<d"), "double": (DOUBLE, "<d"), "uint64": (UINT64, "<Q")}
         expected, code = codes.get(text, (INT64, "<q"))
         assert (kind, *(struct.unpack(code, end)[0] for end in (least, greatest))) == (expected, *ends)
+
+
+@given(drawn=slices(), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_blocks_of_parts_are_those_of_slices(drawn: tuple[str, list[Any], Any], data: st.DataObject) -> None:
+    """What is found once for an array is right for each part of it."""
+    text, _, array = drawn
+    kind = parse_type(text)
+    start = data.draw(st.integers(0, len(array)))
+    end = data.draw(st.integers(start, len(array)))
+    found = ArrayBlocks(array, kind).block(start, end)
+    expected = block_of_array(array.slice(start, end - start), kind)
+    assert (b"".join(found.parts), *found[1:]) == (b"".join(expected.parts), *expected[1:])
 
 
 @given(table=tables(), data=st.data())

@@ -11,7 +11,7 @@ import pytest
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
-from headrace.wire.typed.arrow_columns import block_of_array
+from headrace.wire.typed.array_blocks import block_of_array
 from headrace.wire.typed.topic_columns import parse_columns
 from headrace_broker.rpc.records import decode_records, encode_records
 

@@ -13,12 +13,12 @@ import pytest
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import CorruptBatchError, InvalidConfigError, InvalidRequestError
+from headrace.wire.typed.array_blocks import block_of_array
 from headrace.wire.typed.arrow_columns import (
     arrays_of_rows,
     arrays_of_table,
     arrow_schema,
     arrow_type,
-    block_of_array,
     check_row,
     column_type,
     columns_of,

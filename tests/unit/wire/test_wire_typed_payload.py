@@ -18,7 +18,8 @@ from headrace.wire.compression import Codec
 from headrace.wire.crc import crc32c
 from headrace.wire.encoding import RowBlocks, column_parts, join_column
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, InvalidRequestError, UnsupportedCodecError
-from headrace.wire.typed.arrow_columns import arrays_of_rows, block_of_array, check_row
+from headrace.wire.typed.array_blocks import block_of_array
+from headrace.wire.typed.arrow_columns import arrays_of_rows, check_row
 from headrace.wire.typed.json_values import json_row, row_of_json
 from headrace.wire.typed.payload import DOUBLE, ENTRY, HEAD, INT64, TEXT, read_directory, seal
 from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select

@@ -185,7 +185,8 @@ def _end(column: TopicColumn, value: Any) -> tuple[int, bytes]:
     """
     import pyarrow as pa
 
-    from headrace.wire.typed.arrow_columns import array_of_value, bounds_of
+    from headrace.wire.typed.array_blocks import bounds_of
+    from headrace.wire.typed.arrow_columns import array_of_value
 
     try:
         array = array_of_value(value, column.type)

@@ -34,6 +34,9 @@ class TypedBulk:
         self, arrays: Sequence[Any], columns: TopicColumns, keys: Any, timestamps_ms: list[int | None] | None
     ) -> None:
         """`arrays` are those of the columns, `keys` a binary array or `None`."""
+        from headrace.wire.typed.array_blocks import ArrayBlocks
+
+        self._blocks = [ArrayBlocks(array, each.type) for array, each in zip(arrays, columns.current, strict=True)]
         self._arrays = arrays
         self._columns = columns
         self._keys = keys
@@ -74,7 +77,7 @@ class TypedBulk:
         """Encode some rows as one batch, in parts; see `Encodes`."""
         count = end - start
         return column_parts(
-            typed_rows([array.slice(start, count) for array in self._arrays], self._columns),
+            RowBlocks(self._columns.batch_text, [each.block(start, end) for each in self._blocks], count),
             None if self._keys is None else arrow_buffers(self._keys.slice(start, count)),
             base_timestamp_ms=base_timestamp_ms,
             headers=[more_headers, *[None] * (count - 1)] if more_headers else None,
@@ -156,14 +159,6 @@ def _size_of(value: Any) -> int:
     return 4 * FIXED_BYTES if isinstance(value, Decimal) else int(getattr(value, "nbytes", FIXED_BYTES))
 
 
-def typed_rows(arrays: Sequence[Any], columns: TopicColumns) -> RowBlocks:
-    """Return the input of `column_parts` for arrays of the columns."""
-    from headrace.wire.typed.arrow_columns import block_of_array
-
-    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
-    return RowBlocks(columns.batch_text, blocks, len(arrays[0]))
-
-
 def checked_row(topic: str, row: TypedRow, key: bytes | None, columns: TopicColumns) -> bytes | None:
     """Check that a row fits a topic's columns; return the key of its record.
 
@@ -191,11 +186,13 @@ def encode_rows(
     Raises:
         InvalidRequestError: If a row does not fit: the columns have changed since it was checked.
     """
+    from headrace.wire.typed.array_blocks import block_of_array
     from headrace.wire.typed.arrow_columns import arrays_of_rows
 
     arrays = arrays_of_rows([row.values for row in rows], columns)
+    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
     joined: ArrowBuffers | None = None if keys is None else join_column("key", keys)
-    return column_parts(typed_rows(arrays, columns), joined, **fields)
+    return column_parts(RowBlocks(columns.batch_text, blocks, len(rows)), joined, **fields)
 
 
 def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns: TopicColumns) -> TypedBulk:

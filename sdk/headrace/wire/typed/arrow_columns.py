@@ -3,25 +3,19 @@
 Imports pyarrow, so it is imported on first use only.
 """
 
-import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import isnan
 from operator import index
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import CorruptBatchError, InvalidConfigError, InvalidRequestError
-from headrace.wire.typed.blocks import NUMBERS, BlockArray, read_block, width_of
+from headrace.wire.typed.blocks import BlockArray, read_block
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
-from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64, ColumnBlock
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
-_ZEROS = bytes(8)
 _SIMPLE = {
     "bool": pa.bool_(),
     **{name: getattr(pa, name)() for name in INTEGERS},
@@ -33,7 +27,6 @@ _SIMPLE = {
 }
 _NAMES = {arrow: name for name, arrow in _SIMPLE.items()}
 _TIMES = {"s": pa.time32, "ms": pa.time32, "us": pa.time64, "ns": pa.time64}
-_INT64_BOUNDS = {*INTEGERS, "bool", "date", "time", "duration", "timestamp"} - {"uint64"}
 
 
 @lru_cache(1024)
@@ -116,134 +109,6 @@ def arrow_schema(columns: Iterable[TopicColumn]) -> Any:
 
 
 # --- blocks ---
-
-
-def block_of_array(array: Any, kind: ColumnType) -> ColumnBlock:
-    """Return the block of an array: views of its buffers, which must not change while the block is in use."""
-    buffers: list[ReadableBuffer] = []
-    _collect(array, buffers)
-    counts = [buffer.nbytes if isinstance(buffer, memoryview) else len(buffer) for buffer in buffers]
-    sizes = struct.pack(f"<{len(counts)}I", *counts)
-    parts: list[ReadableBuffer] = [sizes + _ZEROS[: -len(sizes) % 8]]
-    size = len(parts[0])
-    for buffer, count in zip(buffers, counts, strict=True):
-        if count:
-            parts.append(buffer)
-            size += count
-        if gap := -count % 8:
-            parts.append(_ZEROS[:gap])
-            size += gap
-    return ColumnBlock(parts, size, array.null_count, *bounds_of(array, kind))
-
-
-def _collect(array: Any, buffers: list[ReadableBuffer]) -> None:
-    """Append the buffers of an array, cut to its part of them."""
-    kind, start, count = array.type, array.offset, len(array)
-    found = array.buffers()
-    buffers.append(_bits(found[0], start, count) if array.null_count else b"")
-    if pa.types.is_struct(kind):
-        for place in range(kind.num_fields):
-            _collect(array.field(place), buffers)
-    elif pa.types.is_boolean(kind):
-        buffers.append(_bits(found[1], start, count))
-    elif kind.num_fields or pa.types.is_string(kind) or pa.types.is_binary(kind):
-        offsets = np.frombuffer(found[1], np.int32, count + 1, 4 * start) if found[1] else np.zeros(count + 1, np.int32)
-        first, last = int(offsets[0]), int(offsets[-1])
-        buffers.append(np.ascontiguousarray(offsets - first if first else offsets, "<i4").data.cast("B"))
-        if not kind.num_fields:
-            buffers.append(memoryview(found[2])[first:last] if last > first else b"")
-        elif pa.types.is_map(kind):
-            buffers.append(b"")
-            for child in (array.keys, array.items):
-                _collect(child.slice(first, last - first), buffers)
-        else:
-            _collect(array.values.slice(first, last - first), buffers)
-    else:
-        width = kind.bit_width // 8
-        buffers.append(memoryview(found[1])[start * width : (start + count) * width] if count else b"")
-
-
-def _bits(buffer: Any, start: int, count: int) -> ReadableBuffer:
-    if start % 8 == 0 and count % 8 == 0:
-        return memoryview(buffer)[start // 8 : (start + count) // 8]
-    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")[start : start + count]
-    return np.packbits(bits, bitorder="little").data
-
-
-def bounds_of(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
-    """Return the kind of bounds of an array, its minimum and its maximum."""
-    if array.null_count == len(array) or (kind.name not in _INT64_BOUNDS and kind.name not in _PACKED):
-        return NO_BOUNDS, _ZEROS, _ZEROS
-    if array.null_count == 0 and kind.name in _TEXTS and not kind.numbers:
-        return TEXT, *_text_bounds(array)
-    width = width_of(kind)
-    if array.null_count == 0 and width and kind.name not in _TEXTS:
-        dtype = NUMBERS.get(kind.name) or np.dtype(f"<i{width}")
-        values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * width)
-        # Four times as fast as Arrow's; methods of the array would be a call more each.
-        lowest, highest = np.minimum.reduce(values).item(), np.maximum.reduce(values).item()
-    if array.null_count or not width or kind.name in _TEXTS or isnan(lowest) or isnan(highest):
-        found = pc.min_max(_as_int64(array) if kind.name in _INT64_BOUNDS else array)
-        lowest, highest = found["min"].as_py(), found["max"].as_py()
-    if lowest is None or (isinstance(lowest, float) and (isnan(lowest) or isnan(highest))):
-        return NO_BOUNDS, _ZEROS, _ZEROS
-    bounds, pack = _PACKED.get(kind.name, (INT64, struct.Struct("<q").pack))
-    return bounds, pack(lowest), pack(highest)
-
-
-def _text_bounds(array: Any) -> tuple[bytes, bytes]:
-    """Return the bounds of texts without null: the first 8 bytes of each as one number, an eighth of Arrow's time.
-
-    The least of the first bytes are the first bytes of the least text.
-    """
-    _, ends, buffer = array.buffers()
-    offsets = np.frombuffer(ends, np.int32, len(array) + 1, 4 * array.offset)
-    starts, data = offsets[:-1].astype(np.intp), np.frombuffer(buffer or b"", np.uint8)
-    if starts[-1] + 8 > len(data):  # The last ones have fewer than 8 bytes to the end of the data.
-        data, starts = np.concatenate((data[starts[0] : offsets[-1]], np.zeros(8, np.uint8))), starts - starts[0]
-    # Of untyped bytes, because numpy checks the alignment of each number.
-    heads = np.ndarray(len(data) - 7, "V8", data, strides=(1,))[starts].view("<u8")
-    lengths = offsets[1:] - offsets[:-1]
-    if np.minimum.reduce(lengths) < 8:
-        heads &= _FIRST_BYTES.take(lengths, mode="clip")
-    heads = heads.byteswap(inplace=True)
-    lowest, highest = int(np.minimum.reduce(heads)), int(np.maximum.reduce(heads))
-    return lowest.to_bytes(8, "big"), highest.to_bytes(8, "big")
-
-
-_TEXTS = frozenset({"string", "binary"})
-_FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], np.uint64)
-"""By the number of bytes of a text: what is kept of 8."""
-
-
-def _as_int64(array: Any) -> Any:
-    """Return times as the numbers that Arrow stores."""
-    kind = array.type
-    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
-        array = array.view(pa.int32())
-    elif pa.types.is_temporal(kind):
-        array = array.view(pa.int64())
-    return array.cast(pa.int64())
-
-
-def text_bound(value: str | bytes) -> bytes:
-    """Return the bound of kind TEXT of a string or bytes."""
-    encoded = value.encode() if isinstance(value, str) else value
-    return encoded[:8].ljust(8, b"\0")
-
-
-def double_bound(value: float) -> bytes:
-    """Return the bound of kind DOUBLE; zero has one sign."""
-    return struct.pack("<d", value + 0.0)
-
-
-_PACKED: dict[str, tuple[int, Callable[[Any], bytes]]] = {
-    "uint64": (UINT64, struct.Struct("<Q").pack),
-    "float": (DOUBLE, double_bound),
-    "double": (DOUBLE, double_bound),
-    "string": (TEXT, text_bound),
-    "binary": (TEXT, text_bound),
-}
 
 
 def array_of_block(block: bytes | memoryview, kind: ColumnType, count: int) -> Any:

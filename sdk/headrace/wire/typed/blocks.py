@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from headrace.wire.errors import CorruptBatchError
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
+from headrace.wire.typed.payload import DOUBLE, INT64, TEXT, UINT64
 
 NUMBERS: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name).newbyteorder("<") for name in INTEGERS},
@@ -21,6 +22,8 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "double": np.dtype("<f8"),
 }
 """Types of numbers, as numpy has them."""
+INT64_BOUNDS = frozenset({*INTEGERS, "bool", "date", "time", "duration", "timestamp"} - {"uint64"})
+"""Types whose bounds are of kind INT64."""
 VALUE_BYTES, NESTED_BYTES = 64, 256
 """Memory of a value with its place in a list, and of a dict or a list."""
 JSON_FACTOR = 8
@@ -73,6 +76,35 @@ def width_of(kind: ColumnType) -> int:
             return kind.numbers[0] if kind.numbers else 0
         case _:
             return NUMBERS[kind.name].itemsize if kind.name in NUMBERS else 0
+
+
+def has_bounds(kind: ColumnType) -> bool:
+    """Return whether blocks of a type have bounds."""
+    return kind.name in INT64_BOUNDS or kind.name in _BOUNDS
+
+
+def pack_bounds(kind: ColumnType, lowest: Any, highest: Any) -> tuple[int, bytes, bytes]:
+    """Return the kind of bounds of a type that has some, and both bounds; those of times as they are stored."""
+    bounds, pack = _BOUNDS.get(kind.name, _INT64)
+    return bounds, pack(lowest), pack(highest)
+
+
+def _pack_text(value: str | bytes) -> bytes:
+    return (value.encode() if isinstance(value, str) else value)[:8].ljust(8, b"\0")
+
+
+def _pack_double(value: float) -> bytes:
+    return struct.pack("<d", value + 0.0)  # Zero has one sign.
+
+
+_INT64: tuple[int, Callable[[Any], bytes]] = (INT64, struct.Struct("<q").pack)
+_BOUNDS: dict[str, tuple[int, Callable[[Any], bytes]]] = {
+    "uint64": (UINT64, struct.Struct("<Q").pack),
+    "float": (DOUBLE, _pack_double),
+    "double": (DOUBLE, _pack_double),
+    "string": (TEXT, _pack_text),
+    "binary": (TEXT, _pack_text),
+}
 
 
 def _buffer_count(kind: ColumnType) -> int:

@@ -4,7 +4,7 @@ The blocks are those that `headrace.wire.typed.arrow_columns` makes of the same 
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from math import isnan
@@ -15,9 +15,9 @@ import numpy as np
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import RowBlocks
 from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
-from headrace.wire.typed.blocks import NUMBERS, width_of
+from headrace.wire.typed.blocks import NUMBERS, has_bounds, pack_bounds, width_of
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
-from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64, ColumnBlock
+from headrace.wire.typed.payload import NO_BOUNDS, ColumnBlock
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
 _ZEROS = bytes(8)
@@ -238,20 +238,12 @@ def _count(value: Any, kind: ColumnType) -> int:
 def _bounds(values: list[Any], kind: ColumnType) -> tuple[int, bytes, bytes]:
     """Return the kind of bounds of values, the least and the greatest."""
     found = [value for value in values if value is not None]
-    if not found or kind.name == "decimal" or kind.children:
+    if not found or not has_bounds(kind):
         return NO_BOUNDS, _ZEROS, _ZEROS
-    convert: Callable[[Any], Any] = lambda value: value  # noqa: E731
     if kind.name in {"date", "time", "duration", "timestamp"}:
-        convert = lambda value: _count(value, kind)  # noqa: E731
-    elif kind.name == "float":
+        return pack_bounds(kind, _count(min(found), kind), _count(max(found), kind))
+    if kind.name == "float":
         found = np.array(found, "<f4").tolist()
-    ends = convert(min(found)), convert(max(found))
-    if kind.name in {"string", "binary"}:
-        heads = [(end.encode() if isinstance(end, str) else end)[:8].ljust(8, b"\0") for end in ends]
-        return TEXT, heads[0], heads[1]
-    if kind.name in {"float", "double"}:
-        if any(map(isnan, found)):
-            return NO_BOUNDS, _ZEROS, _ZEROS
-        return DOUBLE, struct.pack("<d", ends[0] + 0.0), struct.pack("<d", ends[1] + 0.0)  # Zero has one sign.
-    bounds, code = (UINT64, "<Q") if kind.name == "uint64" else (INT64, "<q")
-    return bounds, struct.pack(code, ends[0]), struct.pack(code, ends[1])
+    if kind.name in {"float", "double"} and any(map(isnan, found)):
+        return NO_BOUNDS, _ZEROS, _ZEROS
+    return pack_bounds(kind, min(found), max(found))
