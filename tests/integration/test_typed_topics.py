@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime as dt
+import functools
 import json
 import re
 import struct
@@ -17,6 +18,7 @@ import pytest
 from headrace import aio
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.v1 import broker_pb2, broker_pb2_grpc, topics_pb2
+from headrace.wire.batch import BatchFlags
 from headrace.wire.encoding import RowBlocks, column_parts, encode_batch
 from headrace.wire.errors import (
     ConflictError,
@@ -361,6 +363,20 @@ def test_what_a_broker_refuses(client):
     with headrace.Producer(**client) as producer:
         with pytest.raises(headrace.SerializationError, match="is a typed topic with the columns"):
             producer.send(typed, None)
+
+
+def test_a_batch_of_rows_with_an_unknown_flag_is_refused(client, topic, monkeypatch):
+    """As by a broker from before typed topics: an error that names the flag, over either transport; nothing is kept."""
+    newer = functools.partial(column_parts, flags=BatchFlags(1 << 10))
+    with monkeypatch.context() as patched, pytest.raises(headrace.DeliveryError):
+        patched.setattr("headrace.client.producer.rows.column_parts", newer)
+        with headrace.Producer(**client) as producer:
+            with pytest.raises(CorruptBatchError, match="reserved flags are set: 0x0400"):
+                producer.send(topic, {"page": "/a"}, partition=0).result(timeout=30)
+    with headrace.Producer(**client) as producer:
+        assert producer.send(topic, {"page": "/b"}, partition=0).result(timeout=30).offset == 0
+    with headrace.Reader(topic, columns=["page"], **client) as reader:
+        assert reader.to_arrow().column("page").to_pylist() == ["/b"]
 
 
 def test_a_batch_whose_columns_lie_about_their_lengths(client):

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import headrace
 import pytest
+from headrace.wire.errors import CorruptBatchError
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
+from headrace_devcluster.service import LocalService
 
 from tests.children import running
 from tests.integration.replicated import BROKER_SETTINGS, Replicated, until
@@ -29,6 +31,8 @@ PACKAGES = ("sdk", "services/common", "services/broker", "services/coordinator")
 TOPIC, PARTITIONS = "clicks", 6
 CLIENT = Path(__file__).parent / "upgrade_client.py"
 SPARK = Path(__file__).parent / "upgrade_spark.py"
+BEFORE_TYPED = "282912bbae075533491240cfa27add22c0e9421f"
+"""Last commit whose brokers do not know typed topics."""
 MORE = 100
 """Records of each client between two restarts."""
 SPARK_SECONDS = 240
@@ -46,8 +50,12 @@ def baseline(root: Path = ROOT) -> str:
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a process of the earlier commit."""
-    root = tmp_path_factory.mktemp("older")
-    command = ["git", "-C", str(ROOT), "archive", baseline(), *PACKAGES]
+    return environment_of(baseline(), tmp_path_factory.mktemp("older"))
+
+
+def environment_of(commit: str, root: Path) -> dict[str, str]:
+    """Return the environment of a process of a commit, whose files are put below `root`."""
+    command = ["git", "-C", str(ROOT), "archive", commit, *PACKAGES]
     archive = subprocess.run(command, capture_output=True, check=False)
     assert archive.returncode == 0, archive.stderr.decode()
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
@@ -132,10 +140,7 @@ def test_a_cluster_is_upgraded_and_back_under_load(older: dict[str, str]) -> Non
         for parts, environment in ((up, {}), (up[::-1], older)):
             for part in parts:
                 clients.wait_for_more()
-                assert part.stop() == 0, part.log_file.read_text()
-                part.spec = dataclasses.replace(part.spec, environment=environment)
-                cluster.restart(part)
-                cluster.wait_until_healthy()
+                restarted(cluster, part, environment)
                 replicated.wait_in_sync(TOPIC)
         clients.wait_for_more()
         stopped = clients.ask("stop")
@@ -178,3 +183,42 @@ def test_spark_reads_and_writes_topics_of_the_other_release(older: dict[str, str
     root = spark.get("PYTHONPATH", str(ROOT)).partition(os.pathsep)[0]
     assert len(told["paths"]) > 1, "the driver and a task"
     assert all(path.startswith(root) for path in told["paths"]), told["paths"]
+
+
+@pytest.mark.parametrize("transport", ["native", "grpc"])
+def test_brokers_from_before_typed_topics_refuse_rows(tmp_path: Path, transport: str) -> None:
+    """With an error that names the flag, and nothing is appended. Followers copy rows as they are, and serve them."""
+    cluster = SkewedCluster(LocalClusterSpec(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS))
+    cluster.environment = {}
+    with cluster, ExitStack() as stack:
+        replicated = Replicated(cluster)
+        stack.callback(replicated.close)
+        part = cluster.broker(2)
+        restarted(cluster, part, environment_of(BEFORE_TYPED, tmp_path / "before"))
+        replicated.create(TOPIC, [[1, 2], [2, 1]], columns="a int64 required", min_insync_replicas=1)
+        client = {"bootstrap_servers": replicated.servers, "transport": transport}
+        with pytest.raises(headrace.DeliveryError), headrace.Producer(**client) as producer:
+            with pytest.raises(CorruptBatchError, match="reserved flags are set: 0x0100"):
+                producer.send(TOPIC, {"a": 1}, partition=1).result(timeout=30)
+        with headrace.Producer(**client) as producer:
+            assert producer.send(TOPIC, {"a": 2}, partition=0).result(timeout=30).offset == 0
+        replicated.wait_in_sync(TOPIC)
+        assert cluster.broker(1).stop() == 0
+        until(lambda: replicated.leader(TOPIC) == 2, "the older broker leads")
+        with headrace.Reader(TOPIC, columns=["a"], **client) as reader:
+            assert reader.to_arrow().column("a").to_pylist() == [2]
+        cluster.restart(cluster.broker(1))
+        restarted(cluster, part, {})
+        replicated.wait_in_sync(TOPIC)
+        with headrace.Producer(**client) as producer:
+            assert producer.send(TOPIC, {"a": 1}, partition=1).result(timeout=30).offset == 0
+        with headrace.Reader(TOPIC, **client) as reader:
+            assert sorted(record.value["a"] for record in reader) == [1, 2]
+
+
+def restarted(cluster: LocalCluster, part: LocalService, environment: dict[str, str]) -> None:
+    """Stop a process and start it with these variables."""
+    assert part.stop() == 0, part.log_file.read_text()
+    part.spec = dataclasses.replace(part.spec, environment=environment)
+    cluster.restart(part)
+    cluster.wait_until_healthy()
