@@ -351,9 +351,9 @@ def test_an_audit_without_claims_reports_that(jobs, servers, topic, audit_topic)
 # Windows.
 
 
-def streamed(jobs, servers, tmp_path, name, make, final_at="event_time"):
+def streamed(jobs, servers, tmp_path, name, make, final_at="event_time", event_time=""):
     """Run a query to the end; its account and all results."""
-    stream = Stream(name, tmp_path / name, servers, follow=False, max_records=1_000, final_at=final_at)
+    stream = Stream(name, tmp_path / name, servers, False, 1_000, event_time, final_at)
     run = patiently(lambda: run_stream(jobs, stream, make(stream), QUIET))
     results = stream.results(jobs)
     return run, [] if results is None else sorted(tuple(row) for row in results.collect())
@@ -647,6 +647,57 @@ def test_windows_over_the_columns_of_a_typed_topic(jobs, servers, typed_topic, t
     assert [(row[1], row[2], clock(row[3])) for row in second.late_records.rows] == [
         (0, 10, "12:01:00"),
         (1, 10, "12:00:30"),
+    ]
+
+
+@pytest.mark.slow
+def test_sessions_over_the_columns_of_a_typed_topic(jobs, servers, typed_topic, tmp_path):
+    """A page's visits end where no row of it comes for 90 s, by the rows' own time; each aggregate is of a session."""
+    send_rows(servers, typed_topic, [0, 2, 4, 10, 12, 1, 3, 200])
+    aggregates = [
+        "sum(price) AS revenue", "min(user) AS least", "max(user) AS most", "max_by(user, price) AS last",
+        "count_if(user > 0) AS known", "sort_array(collect_list(user)) AS users",
+    ]  # fmt: skip
+
+    def make(stream):
+        return sessions_of(read_stream(jobs, stream, typed_topic), ["page"], 90_000, 1_000, aggregates)
+
+    run, rows = streamed(jobs, servers, tmp_path, "sessions", make, end_of_gap(90_000), "at")
+    assert [(clock(start), clock(end), *others) for start, end, *others in rows] == [
+        ("12:00:00", "12:03:30", "/0", 3, Decimal("1.50"), 0, 2, 1, 2, [0, 1, 2]),
+        ("12:00:30", "12:03:00", "/1", 2, Decimal("1.00"), 0, 1, 0, 1, [0, 1]),
+        ("12:05:00", "12:07:30", "/0", 2, Decimal("5.50"), 0, 1, 0, 1, [0, 1]),
+    ]
+    assert (run.records, run.late, run.open) == (8, 0, 1)
+    send_rows(servers, typed_topic, [6])
+    run, again = streamed(jobs, servers, tmp_path, "sessions", make, end_of_gap(90_000), "at")
+    assert (run.records, run.late, again) == (1, 1, rows)
+    assert [(row[1], row[2], clock(row[3])) for row in run.late_records.rows] == [(0, 6, "12:03:00")]
+
+
+@pytest.mark.slow
+def test_a_join_by_the_columns_of_typed_topics(jobs, servers, typed_topic, tmp_path):
+    """Clicks join impressions by columns of numbers, within the time allowed between columns of time."""
+    clicks = f"{typed_topic}-clicks"
+    send_rows(servers, typed_topic, range(3))
+    send_rows(servers, typed_topic, [240], {"user": 99})
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(clicks, partitions=1, columns="impression int64 required, at timestamp[ms, UTC]")
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        for impression, seconds in ((0, 5), (1, 30 + 500), (99, 7_200)):
+            moment = datetime.fromtimestamp(NOON_MS / 1000 + seconds, UTC)
+            producer.send(clicks, {"impression": impression, "at": moment})
+
+    def make(stream):
+        topics = (read_stream(jobs, stream, each) for each in (typed_topic, clicks))
+        return joined(*topics, "user", "impression", 60_000, 1_000)
+
+    _, rows = streamed(jobs, servers, tmp_path, "join", make, event_time="at")
+    assert [(row[0], clock(row[1]), row[2] and clock(row[2])) for row in rows] == [
+        (0, "12:00:00", "12:00:05"),
+        (1, "12:00:30", None),
+        (2, "12:01:00", None),
+        (99, "14:00:00", "14:00:00"),
     ]
 
 
