@@ -143,8 +143,8 @@ def typed_parts(
         parts += packed
         if gap := -kept % 8:
             parts.append(_ZEROS[:gap])
-        stored += _padded(kept)
-        plain += _padded(block.size)
+        stored += kept + gap
+        plain += block.size + -block.size % 8
     rest_bytes = sum(map(len, rest))
     packed, kept = _packed(rest, rest_bytes, codec, level)
     head = HEAD.pack(0, size, len(encoded), len(blocks), kept, rest_bytes, _crc(packed), 0)
@@ -162,13 +162,13 @@ def seal(directory: ReadableBuffer, checked_header: bytes) -> None:
 
 def _packed(
     parts: Sequence[ReadableBuffer], size: int, codec: Codec, level: int | None
-) -> tuple[list[ReadableBuffer], int]:
+) -> tuple[Sequence[ReadableBuffer], int]:
     """Return the stored parts of a block and their bytes: compressed if that is smaller."""
     if codec is not Codec.NONE and size:
         packed = compress(codec, b"".join(parts), level)
         if len(packed) < size <= MAX_RATIO * len(packed):
             return [packed], len(packed)
-    return list(parts), size
+    return parts, size
 
 
 def _crc(parts: Sequence[ReadableBuffer]) -> int:
