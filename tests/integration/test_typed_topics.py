@@ -27,6 +27,7 @@ from headrace.wire.errors import (
     InvalidRequestError,
     LeaderNotAvailableError,
     NotLeaderError,
+    UnknownTopicError,
     from_detail,
 )
 from headrace.wire.typed.array_blocks import block_of_array
@@ -418,10 +419,11 @@ def produce(client, topic, batch):
 
 
 def _answer(channel, request):
-    """Return the result of the one partition; `None` while the broker does not lead it yet."""
+    """Return the result of the one partition; `None` while the broker does not know or lead it yet."""
     answer = broker_pb2_grpc.BrokerServiceStub(channel).Produce(request, timeout=20)
     (found,) = answer.topics[0].partitions
-    return None if isinstance(from_detail(found.error), NotLeaderError | LeaderNotAvailableError) else found
+    is_early = isinstance(from_detail(found.error), UnknownTopicError | NotLeaderError | LeaderNotAvailableError)
+    return None if is_early else found
 
 
 def test_other_languages_read_json(client, topic):
