@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 from headrace.v1 import broker_pb2 as pb
-from headrace.v1 import topics_pb2
+from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.batch import iter_batches
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch
@@ -321,6 +321,39 @@ def test_an_outage_of_etcd_does_not_stop_the_data(broker_with_own_etcd: Any) -> 
         until(lambda: "lease_changed" in broker.log(), "the lease is silent")
         assert list(produce(broker, topic_id, batch(b"a")).base_offsets) == [0]
         assert read_all(broker, topic_id) == [b"a"]
+    finally:
+        os.kill(broker.etcd.pid, signal.SIGCONT)
+
+
+def test_a_leader_in_doubt_answers_nothing_about_the_newest_rows(broker_with_own_etcd: Any) -> None:
+    """I31: another leader may have been elected. Writes need its followers, and reads from replicas may be old."""
+    broker = broker_with_own_etcd
+    broker.overrides = {"lease_ttl_ms": 1000}
+    broker.start()
+    topic_id = asyncio.run(broker.create_topic("t", cleanup_policy="compact", table="yes"))
+    until_leading(broker, topic_id)
+    tables, table = tables_pb2_grpc.TableServiceStub(broker.channel), topics_pb2.TopicRef(topic_id=topic_id)
+
+    def read(consistency: Any) -> Any:
+        asked = tables_pb2.TableRead(table=table, consistency=consistency, timeout_ms=5_000)
+        return tables.GetRows(tables_pb2.GetRowsRequest(read=asked, keys=[b"r"]), timeout=10).rows[0]
+
+    def write(value: bytes, **condition: int) -> Any:
+        columns = [tables_pb2.WriteColumn(name=b"c", value=value)]
+        request = tables_pb2.WriteRowRequest(table=table, key=b"r", columns=columns, timeout_ms=5_000, **condition)
+        return tables.WriteRow(request, timeout=10)
+
+    assert write(b"1").version == read(tables_pb2.CONSISTENCY_LEADER).version == 0
+    os.kill(broker.etcd.pid, signal.SIGSTOP)
+    try:
+        until(lambda: "lease_changed" in broker.log(), "the lease is silent")
+        for act in (lambda: read(tables_pb2.CONSISTENCY_LEADER), lambda: write(b"lost", if_version=7)):
+            with pytest.raises(grpc.RpcError) as caught:
+                act()
+            refused = from_rpc_error(caught.value)
+            assert (refused.code, refused.outcome) == (ErrorCode.FENCED_BROKER, Outcome.NOT_APPLIED)
+        assert write(b"2").version == write(b"3", if_version=1).version - 1 == 1
+        assert read(tables_pb2.CONSISTENCY_REPLICA).version == 2
     finally:
         os.kill(broker.etcd.pid, signal.SIGCONT)
 

@@ -216,7 +216,7 @@ async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -
         await writes.write(write(b"r", {b"a": b"1"}), 5.0)
         assert partition.table is not None
         state, end_offset = await partition.table.read_state(5.0)
-        reading = _Reading(partition, partition.table, 0.0, 5.0, state, end_offset)
+        reading = _Reading(partition, partition.table, 0.0, 5.0, state, end_offset, is_from_leader=True)
         await writes.write(write(b"r", {b"a": b"2"}), 5.0)
         await partition.table.keep_up()
         response = tables_pb2.GetRowsResponse()

@@ -97,10 +97,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise ShuttingDownError("the broker is shutting down", outcome=Outcome.NOT_APPLIED)
         self.check_lease(Outcome.NOT_APPLIED)
 
-    def check_lease(self, outcome: Outcome) -> None:
-        """Raise FencedBrokerError if `fence_on_lease_loss` is set and the lease is not valid."""
-        session = self._registration.session
-        if self._partition_context.settings.fence_on_lease_loss and (session is None or not session.keeper.alive_now()):
+    def check_lease(self, outcome: Outcome, *, is_linearizable: bool = False) -> None:
+        """Raise FencedBrokerError if the lease is not valid, and if that matters.
+
+        It does for an answer that must be linearizable, since another broker may have been elected and have written;
+        for others only with `fence_on_lease_loss`.
+        """
+        session, fences = self._registration.session, self._partition_context.settings.fence_on_lease_loss
+        if (fences or is_linearizable) and (session is None or not session.keeper.alive_now()):
             raise FencedBrokerError("the broker cannot confirm its lease", outcome=outcome)
 
     @unary

@@ -136,7 +136,10 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             written = await TableWrites(partition, table).write(write, seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
-        self._broker.check_lease(Outcome.UNKNOWN)
+        if written.applied:
+            self._broker.check_lease(Outcome.UNKNOWN)
+        else:  # The version that it lost to may be an old one, as that of a read (I31).
+            self._broker.check_lease(Outcome.NOT_APPLIED, is_linearizable=True)
         call = _call_of(write)
         latency_us = self._note(call, int(written.applied), started)
         if table.trace is not None and self._context.traces is not None:
@@ -190,7 +193,8 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             state, as_of_offset = await table.read_state(seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
-        return _Reading(partition, table, started, seconds, state, as_of_offset)
+        is_from_leader = asked.consistency != tables_pb2.CONSISTENCY_REPLICA
+        return _Reading(partition, table, started, seconds, state, as_of_offset, is_from_leader)
 
     def _check_in_sync(self, partition: Partition) -> None:
         """Check that the replica here is in sync, as its key and the last answer of its leader say.
@@ -239,7 +243,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     def _end(
         self, read: _Reading, response: ResponseT, call: TableCall, rows: Sequence[tables_pb2.TableRow]
     ) -> ResponseT:
-        self._broker.check_lease(Outcome.NOT_APPLIED)
+        self._broker.check_lease(Outcome.NOT_APPLIED, is_linearizable=read.is_from_leader)
         latency_us, trace = self._note(call, len(read.answer.keys), read.started), read.table.trace
         if trace is not None and self._context.traces is not None:
             at_us = self._context.traces.now_us() - latency_us
@@ -301,7 +305,9 @@ class _Reading:
         seconds: float,
         state: RowOffsets,
         as_of_offset: int,
+        is_from_leader: bool,
     ) -> None:
+        self.is_from_leader = is_from_leader
         self.partition = partition
         self.table = table
         self.started = started
