@@ -85,9 +85,11 @@ class DiskFaults(Faults):
         except REFUSED:
             return False
         mark, directory = host.log._state.flushed, host.log.directory
+        with node.sound_disk():
+            names = segment_names(node.filesystem.list_directory(directory))
         sizes = {
             name: len(node.filesystem.content(f"{directory}/{name.stem}.log"))
-            for name in segment_names(node.filesystem.list_directory(directory))
+            for name in names
             if name.base_offset <= mark.segment
         }
         sizes[SegmentName(mark.segment)] = mark.position

@@ -268,6 +268,11 @@ class Checks:
         if reference is not None:
             reference.corrupt = True
 
+    def is_corrupt(self, broker_id: int) -> bool:
+        """Return whether the simulator has corrupted a log that a broker has."""
+        replicas = (partition.replicas.get(broker_id) for partition in self.partitions.values())
+        return any(each is not None and each.corrupt for each in replicas)
+
     def died(self, broker: Broker, *, certain: bool) -> None:
         """A process died: its logs are what their disk kept; `certain`: all that was written."""
         for key, partition in self.partitions.items():

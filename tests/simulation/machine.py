@@ -83,7 +83,9 @@ class BrokerNode:
         if self.broker is None and self.cluster.recovery.may_start(self.broker_id):
             self.wanted = True
             if "volume put back" in self.cluster.plan.faults and self.filesystem.exists("/data/session"):
-                self.snapshot = self.filesystem.snapshot()
+                # What is corrupt would come back as what is not known to be.
+                is_corrupt = self.cluster.checks.is_corrupt(self.broker_id)
+                self.snapshot = None if is_corrupt else self.filesystem.snapshot()
             self.broker = Broker(self)
 
     @contextmanager
