@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import ConflictError, InvalidRequestError
-from headrace_server.identity.quotas import DEFAULT_QUOTA
 
 from tests.fakes.identity_parts import identity_parts
 
@@ -112,8 +111,7 @@ async def test_roles_issuers_and_the_posture(store, cluster):
         assert not parts.view.issuers
         await parts.see(await parts.policies.put_quota(auth_pb2.Quota(user="*", connections=5), "root", parts.deadline))
         assert parts.view.quota_of("ada").connections == 5
-        assert not parts.view.quota_of("ada").changes_per_minute, "the default is replaced as a whole"
         await parts.see(await parts.policies.delete_quota("*", parts.deadline))
-        assert parts.view.quota_of("ada") == DEFAULT_QUOTA
+        assert parts.view.quota_of("ada") is None
         await parts.see(await parts.policies.set_posture(auth_pb2.POSTURE_OBSERVE, "root", parts.deadline))
         assert parts.view.posture == auth_pb2.POSTURE_OBSERVE

@@ -158,17 +158,6 @@ def test_changes_are_held_beyond_their_rate(metered: Metered) -> None:
     metered.admin.delete_quota("maker")
 
 
-def test_changes_have_a_bound_before_a_quota_is_set(metered: Metered) -> None:
-    """It is listed as the quota of every user, and comes back when that is deleted."""
-    default, *_ = metered.admin.list_quotas()
-    assert (default.user, default.changes_per_minute, default.set_by) == ("*", 20_000, "")
-    assert default.requests_per_second == default.produce_bytes_per_second == 0
-    metered.admin.put_quota("*", changes_per_minute=0)
-    assert metered.admin.list_quotas()[0].changes_per_minute == 0
-    metered.admin.delete_quota("*")
-    assert metered.admin.list_quotas()[0] == default
-
-
 def test_strangers_do_not_keep_users_from_opening_sessions(metered: Metered) -> None:
     """What anybody may ask is not charged to the quota that all callers without an identity have together."""
     settings = metered.user("late", requests_per_second=1_000)

@@ -17,9 +17,6 @@ from headrace.client.admin.identity import (
 )
 from headrace.wire.errors import ConflictError, InvalidRequestError
 
-EVERY_USERS_QUOTA = QuotaDescription("*", 0, 0, 0, 0, 20_000, "", 0)
-"""That of a cluster in which none was set."""
-
 CREATED_MS = 1_700_000_000_000
 ANONYMOUS = CallerDescription("", (), "", (), "open", 0)
 
@@ -157,7 +154,7 @@ class FakeUserMethods:
         self._identity.quotas.pop(user, None)
 
     def list_quotas(self) -> list[QuotaDescription]:
-        return list({"*": EVERY_USERS_QUOTA, **self._identity.quotas}.values())
+        return list(self._identity.quotas.values())
 
     def check_access(
         self, operation: str, resource: str, *, user: str = "", groups: Sequence[str] = ()

@@ -66,9 +66,7 @@ def set_quota(
         ),
     ] = None,
 ) -> None:
-    """Bound what each broker, and each coordinator, serves a user. 0 removes a bound.
-
-    Bounds that are not given stay as they apply to the user now, by its own quota or by that of '*'.
+    """Bound what each broker, and each coordinator, serves a user. Bounds that are not given stay; 0 removes one.
 
     Answers beyond a rate are sent later, which slows down any client; beyond connections, clients use gRPC. It takes
     effect within seconds, without a restart.
@@ -89,7 +87,7 @@ def set_quota(
     if not changed:
         raise UsageProblem("give --produce-bytes, --fetch-bytes, --requests, --connections or --changes")
     with session.admin() as admin:
-        before = _applied(admin.list_quotas(), user)
+        before = next((quota for quota in admin.list_quotas() if quota.user == user), None)
         bounds = {name: getattr(before, name, 0) for name in BOUNDS} | changed
         admin.put_quota(user, **bounds)
     document: dict[str, JsonValue] = {"user": user, **{name: bound or None for name, bound in bounds.items()}}
@@ -122,17 +120,18 @@ def describe(session: Session, *, user: QuotaUser) -> None:
       headrace quota describe billing --output json
     """
     with session.admin() as admin:
-        applied = _applied(admin.list_quotas(), user)
+        found = {quota.user: quota for quota in admin.list_quotas()}
+    applied = [found[name] for name in (user, "*") if name in found][:1]
     document: dict[str, JsonValue] = {"user": user}
-    if applied is not None:
-        document = {**_row(applied), "user": user, "quota_of": applied.user, "is_default": not applied.set_by}
-    session.show(Report(document, (_table([] if applied is None else [applied]),)))
+    if applied:
+        document = {**_row(applied[0]), "user": user, "quota_of": applied[0].user}
+    session.show(Report(document, (_table(applied),)))
 
 
 @app.command("delete")
 @command()
 def delete(session: Session, *, user: QuotaUser, yes: Yes = False) -> None:
-    """Delete the quota of a user; that of '*' applies to it then, and the default to '*'. Asks first on a terminal.
+    """Delete the quota of a user; that of '*' applies to it then. Asks first on a terminal.
 
     \b
     Examples:
@@ -143,12 +142,6 @@ def delete(session: Session, *, user: QuotaUser, yes: Yes = False) -> None:
     with session.admin() as admin:
         admin.delete_quota(user)
     session.show_change({"deleted": user}, f"deleted the quota of {user}")
-
-
-def _applied(quotas: "list[QuotaDescription]", user: str) -> "QuotaDescription | None":
-    """Return the quota that applies to a user; `None` if a server of an earlier release has none for all."""
-    found = {quota.user: quota for quota in quotas}
-    return found.get(user) or found.get("*")
 
 
 def _table(quotas: "list[QuotaDescription]") -> TableSection:

@@ -784,11 +784,11 @@ class Admin:
         self._run(self._identity.put_quota(quota, timeout))
 
     def delete_quota(self, user: str, *, timeout: float | None = None) -> None:
-        """Delete the quota of a user, if it has one; that of `*` applies to it from then on, and the default to `*`."""
+        """Delete the quota of a user, if it has one; that of `*` applies to it from then on."""
         self._run(self._identity.delete_quota(user, timeout))
 
     def list_quotas(self, *, timeout: float | None = None) -> list[QuotaDescription]:
-        """Return all quotas by user; that of `*` is the first one, the default unless one was set."""
+        """Return all quotas by user; that of `*` is the first one."""
         return self._run(self._identity.list_quotas(timeout))
 
     def check_access(

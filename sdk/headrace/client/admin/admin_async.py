@@ -789,11 +789,11 @@ class AsyncAdmin:
         await self._run(self._identity.put_quota(quota, timeout))
 
     async def delete_quota(self, user: str, *, timeout: float | None = None) -> None:
-        """Delete the quota of a user, if it has one; that of `*` applies to it from then on, and the default to `*`."""
+        """Delete the quota of a user, if it has one; that of `*` applies to it from then on."""
         await self._run(self._identity.delete_quota(user, timeout))
 
     async def list_quotas(self, *, timeout: float | None = None) -> list[QuotaDescription]:
-        """Return all quotas by user; that of `*` is the first one, the default unless one was set."""
+        """Return all quotas by user; that of `*` is the first one."""
         return await self._run(self._identity.list_quotas(timeout))
 
     async def check_access(

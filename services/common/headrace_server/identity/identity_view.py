@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import HeadraceError
 
-from headrace_server.identity.quotas import DEFAULT_QUOTA, EVERY_USER
+from headrace_server.identity.quotas import EVERY_USER
 from headrace_server.identity.rights import ROLES, Operation, Pattern, ResourceKind, parse_operations, parse_pattern
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import (
@@ -153,12 +153,12 @@ class IdentityView:
         return principal in self._of_principal
 
     def quotas(self) -> list[auth_pb2.Quota]:
-        """Return all quotas that were set, by user."""
+        """Return all quotas, by user."""
         return [self._quota_of[user] for user in sorted(self._quota_of)]
 
-    def quota_of(self, user: str) -> auth_pb2.Quota:
+    def quota_of(self, user: str) -> auth_pb2.Quota | None:
         """See `quotas.QuotaSource`."""
-        return self._quota_of.get(user) or self._quota_of.get(EVERY_USER, DEFAULT_QUOTA)
+        return self._quota_of.get(user) or self._quota_of.get(EVERY_USER)
 
     # --- changes ---
 

@@ -24,10 +24,6 @@ MAX_HELD_SECONDS = 5.0
 MAX_USERS = 20_000
 EVERY_USER = "*"
 """Principal of the quota of every user without one of its own, and of callers without an identity."""
-DEFAULT_QUOTA = auth_pb2.Quota(user=EVERY_USER, changes_per_minute=20_000)
-"""Quota of `EVERY_USER` until an administrator sets one: two topics of 10,000 partitions at once, so that no user fills
-etcd before anyone sees it. Rates of bytes and requests have none, because users share a server's time.
-"""
 
 
 class Use(Enum):
@@ -55,7 +51,7 @@ class QuotaSource(Protocol):
     """Where the quotas are."""
 
     def quota_of(self, user: str) -> auth_pb2.Quota | None:
-        """Return the quota of a user, or that of every user; `None` if the source has none."""
+        """Return the quota of a user, or that of every user, or `None`."""
 
 
 class NoQuotas:

@@ -17,7 +17,6 @@ from headrace_server.clock import Clock
 from headrace_server.identity.callers import Proof, explain, to_api_key, to_user
 from headrace_server.identity.gate import IdentityGate, access
 from headrace_server.identity.identity_view import IdentityView
-from headrace_server.identity.quotas import DEFAULT_QUOTA, EVERY_USER
 from headrace_server.identity.rights import (
     EVERYTHING,
     ROLES,
@@ -234,10 +233,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def ListQuotas(self, request: auth_pb2.ListQuotasRequest, context: Any) -> auth_pb2.ListQuotasResponse:
         """See the proto."""
         _caller_name(request.client_id)
-        quotas = self._view.quotas()
-        if EVERY_USER not in [quota.user for quota in quotas]:
-            quotas.insert(0, DEFAULT_QUOTA)
-        return auth_pb2.ListQuotasResponse(quotas=quotas)
+        return auth_pb2.ListQuotasResponse(quotas=self._view.quotas())
 
     # --- access ---
 
