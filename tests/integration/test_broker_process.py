@@ -343,11 +343,16 @@ def test_a_leader_in_doubt_answers_nothing_about_the_newest_rows(broker_with_own
         request = tables_pb2.WriteRowRequest(table=table, key=b"r", columns=columns, timeout_ms=5_000, **condition)
         return tables.WriteRow(request, timeout=10)
 
+    def delete_absent() -> Any:
+        request = tables_pb2.WriteRowRequest(table=table, key=b"absent", delete_row=True, timeout_ms=5_000)
+        return tables.WriteRow(request, timeout=10)
+
     assert write(b"1").version == read(tables_pb2.CONSISTENCY_LEADER).version == 0
+    assert delete_absent().applied
     os.kill(broker.etcd.pid, signal.SIGSTOP)
     try:
         until(lambda: "lease_changed" in broker.log(), "the lease is silent")
-        for act in (lambda: read(tables_pb2.CONSISTENCY_LEADER), lambda: write(b"lost", if_version=7)):
+        for act in (lambda: read(tables_pb2.CONSISTENCY_LEADER), lambda: write(b"lost", if_version=7), delete_absent):
             with pytest.raises(grpc.RpcError) as caught:
                 act()
             refused = from_rpc_error(caught.value)

@@ -29,6 +29,17 @@ TABLES = (
         ),
     ),
     Mutant(
+        "replaced-leader-answers-reads",
+        "I31",
+        "TableService._end",
+        never("read.is_from_leader"),
+        "A leader that is cut off from etcd answers rows of before its successor's writes.",
+        Test(
+            "tests/simulation/test_simulation.py::test_a_leader_that_was_replaced_answers_no_read",
+            "Its clients seldom stay with a leader that was replaced: one seed of 7,200.",
+        ),
+    ),
+    Mutant(
         "condition-decided-before-another-append",
         "H153",
         "TableWrites._append.guard",

@@ -226,6 +226,11 @@ def test_a_replica_that_is_behind_a_compaction_answers_no_read():
     check(Plan.draw(6362, tables=True))
 
 
+def test_a_leader_that_was_replaced_answers_no_read():
+    """It is cut off from etcd, and another one has written (seed 42522 with a table)."""
+    check(Plan.draw(42522, tables=True))
+
+
 def test_a_write_that_may_have_been_applied_is_not_reported_as_one_that_was_not() -> None:
     """Its answer is lost, a later try is refused, and then no server answers (seed 10052 with a table)."""
     check(Plan.draw(10052, tables=True))

@@ -136,9 +136,9 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             written = await TableWrites(partition, table).write(write, seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
-        if written.applied:
+        if written.records:
             self._broker.check_lease(Outcome.UNKNOWN)
-        else:  # The version that it lost to may be an old one, as that of a read (I31).
+        else:  # No follower has confirmed the row by which it was decided, as for a read (I31).
             self._broker.check_lease(Outcome.NOT_APPLIED, is_linearizable=True)
         call = _call_of(write)
         latency_us = self._note(call, int(written.applied), started)
