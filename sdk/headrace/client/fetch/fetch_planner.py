@@ -32,7 +32,7 @@ FETCHES_PER_BROKER = 8
 PARTITIONS_BEHIND = 64
 """Maximum number of partitions with unread records in a fetch, while responses have room for all of them."""
 FEWEST_BEHIND = 8
-"""The same while responses have room for few: broker and client examine the others in vain each time."""
+"""Least to which it falls while responses have room for fewer: broker and client examine the others in vain."""
 FETCHES_BEHIND = 2
 """Number of fetches planned at once for such partitions of a broker: one is served while another is in transit."""
 
