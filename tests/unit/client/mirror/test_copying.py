@@ -7,7 +7,7 @@ import pytest
 from headrace.client.admin.partition_calls import CopyResult, Fetched
 from headrace.client.mirror.copying import CopyLimits, PartitionCopy
 from headrace.wire.batch import read_header
-from headrace.wire.errors import Outcome, TimedOutError
+from headrace.wire.errors import DivergedLogError, OffsetOutOfRangeError, Outcome, TimedOutError
 from headrace.wire.ids import TopicPartition
 
 
@@ -61,6 +61,22 @@ def test_a_source_that_is_empty_behind_a_moved_start_is_caught_up():
     header = read_header(batch)
     assert (first, header.base_offset, header.end_offset) == ([], 5, 9)
     assert (header.previous_crc, header.chain_crc, header.record_count) == (7, 0xC0FFEE, 0)
+
+
+def test_a_source_that_ends_before_the_mirror_is_not_followed():
+    """It was restored from a backup: nothing is removed at the mirror, and the reason is reported."""
+    source = FakeSide(OffsetOutOfRangeError("offset 5 is not in the log, which holds 0 to 3"))
+    target = FakeSide(CopyResult(5, 7, None))
+    ends = {"earliest": 0, "latest": 3}
+
+    async def list_offsets(topic, at, partitions):
+        return {TopicPartition(topic, 0): SimpleNamespace(offset=ends[at])}
+
+    source.admin = SimpleNamespace(list_offsets=list_offsets)
+    one = PartitionCopy(0, (source, CALLS), (target, CALLS), CopyLimits())
+    with pytest.raises(DivergedLogError, match=r"ends at offset 3 at its source, and the mirror's at 5.* backup"):
+        asyncio.run(one.run())
+    assert one.state.end_offset == 5
 
 
 async def no_offsets(topic, at, partitions):
