@@ -13,6 +13,8 @@ from headrace.cli.main import run
 from headrace.v1 import auth_pb2, auth_pb2_grpc
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
+from tests.integration.replicated import until
+
 WAIT_SECONDS = 60.0
 
 
@@ -42,6 +44,7 @@ class Secured:
         self.keys[name] = made.api_key.key_id
         for role, resource in grants:
             self.ask("PutGrant", grant=auth_pb2.Grant(principal=name, role=role, resource=resource))
+        until(lambda: everyone_granted(self.cluster, made.secret, len(grants)), "every server knows the user's grants")
         return {"bootstrap_servers": self.servers, "api_key": made.secret}
 
     def events(self, kind, method, resource, count=1):
@@ -61,6 +64,27 @@ class Secured:
     def close(self):
         self.admin.close()
         self.channel.close()
+
+
+def everyone_granted(cluster, api_key, count):
+    """Return whether every server knows a key and as many grants of its user: what one server answered, the others see
+    within two seconds.
+    """
+    bearer = (("authorization", f"Bearer {api_key}"),)
+    with contextlib.ExitStack() as ends:
+        for part in (*cluster.coordinators, *cluster.brokers):
+            channel = ends.enter_context(grpc.insecure_channel(part.address))
+            try:
+                known = auth_pb2_grpc.SessionServiceStub(channel).WhoAmI(
+                    auth_pb2.WhoAmIRequest(), timeout=20, metadata=bearer
+                )
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                    raise
+                return False
+            if len(known.grants) < count:
+                return False
+    return True
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from headrace_server.metastore.etcd_login import EtcdLogin
 from tests.integration.etcd_backups import command
 from tests.integration.metastore import connected
 from tests.integration.replicated import until
-from tests.integration.test_identity import Secured
+from tests.integration.test_identity import Secured, everyone_granted
 
 TRANSPORTS = [pytest.param("native", marks=pytest.mark.native), "grpc"]
 TOPIC = "orders"
@@ -154,8 +154,11 @@ def test_an_open_cluster_is_closed_while_its_programs_work(transport: str, tmp_p
             until(lambda: {'method="Produce"', 'method="Heartbeat"'} <= methods(cluster, "anonymous"), "it is counted")
             assert 'method="Fetch"' in methods(cluster, "anonymous")
             new = (
-                Writer("new", api_key=user(admin, "shop", ("writer", f"topic:{TOPIC}")), **common),
-                Listener(api_key=user(admin, "mail", ("reader", f"topic:{TOPIC}"), ("reader", "group:mail")), **common),
+                Writer("new", api_key=user(cluster, admin, "shop", ("writer", f"topic:{TOPIC}")), **common),
+                Listener(
+                    api_key=user(cluster, admin, "mail", ("reader", f"topic:{TOPIC}"), ("reader", "group:mail")),
+                    **common,
+                ),
             )
             ends.enter_context(running(*new))
             for program in (*old, *new):
@@ -192,12 +195,14 @@ def methods(cluster: LocalCluster, name: str) -> set[str]:
     }
 
 
-def user(admin: Admin, name: str, *grants: tuple[str, str]) -> str:
-    """Create a user with grants; return its API key."""
+def user(cluster: LocalCluster, admin: Admin, name: str, *grants: tuple[str, str]) -> str:
+    """Create a user with grants that every server knows; return its API key."""
     admin.create_user(name)
     for role, resource in grants:
         admin.grant(name, role, resource)
-    return str(admin.create_api_key(name).secret)
+    api_key = str(admin.create_api_key(name).secret)
+    until(lambda: everyone_granted(cluster, api_key, len(grants)), "every server knows the user's grants")
+    return api_key
 
 
 def is_refused(servers: str) -> bool:
