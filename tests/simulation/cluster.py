@@ -119,6 +119,7 @@ class Cluster:
         self._orders = 0
         self._is_settled = False
         """What administrators did is undone, since everything is healed."""
+        self._elects_after_ms = 0
 
     @property
     def keyspace(self) -> Keyspace:
@@ -582,8 +583,20 @@ class Cluster:
         if not self._is_settled:
             self._is_settled = True
             self._undo_what_administrators_did()
+        self._elect_uncleanly_again()
         self.create_topic()
         return bool(self.partitions) and self.is_quiet()
+
+    def _elect_uncleanly_again(self) -> None:
+        """An administrator who let a replica lead asks again if its log has failed, too: no member is left (H21)."""
+        coordinator = self.coordinator()
+        if coordinator is None or self.world.now_ms < self._elects_after_ms:
+            return
+        self._elects_after_ms = self.world.now_ms + 5_000
+        for key in self.partitions:
+            partition = self.checks.partitions[key]
+            if partition.unclean and partition.state is not None and not partition.state.members:
+                coordinator.elect_uncleanly(key)
 
     def _what_is_missing(self) -> str:
         states = {self.name_of(key): self.checks.partitions[key].state for key in self.partitions}

@@ -231,6 +231,11 @@ def test_a_leader_that_was_replaced_answers_no_read():
     check(Plan.draw(42522, tables=True))
 
 
+def test_an_administrator_elects_a_sound_replica_after_a_corrupt_one() -> None:
+    """The only live replica has a corrupt log and leaves at once; a sound one returns (seed 45501 with a table)."""
+    check(Plan.draw(45501, tables=True))
+
+
 def test_a_write_that_may_have_been_applied_is_not_reported_as_one_that_was_not() -> None:
     """Its answer is lost, a later try is refused, and then no server answers (seed 10052 with a table)."""
     check(Plan.draw(10052, tables=True))

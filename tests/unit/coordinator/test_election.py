@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from headrace_coordinator.core.election import RegisteredBroker, elect
-from headrace_server.partition_state import PartitionState, Replica, change, check_shape
+from headrace_coordinator.core.election import RegisteredBroker, elect, elect_uncleanly
+from headrace_server.partition_state import FetchFence, PartitionState, Replica, change, check_shape, leave_failed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -172,6 +172,16 @@ def test_a_sole_replica_that_withdrew_is_not_elected():
     """Corruption below the flushed mark: the broker took itself out, and an administrator must look (H33)."""
     sole = state(replicas=(1,), leader=None, in_sync=(), min_insync_replicas=1)
     assert elect(sole, {1: RegisteredBroker(44, resumes=10, clean=True)}) is None
+
+
+def test_an_unclean_election_prefers_the_oldest_fence():
+    """The log of the first replica was corrupt, the third replica was added later than the second."""
+    fences = (FetchFence(2, 3), FetchFence(3, 7))
+    before = leave_failed(state(in_sync=(), leader=None, fetch_fences=fences), A.broker_id, corrupt=True)
+    assert elect_uncleanly(before, live(A, B, C)).leader == B
+    assert elect_uncleanly(before, live(A, C)).leader == C
+    assert elect_uncleanly(before, live(A)).leader == A
+    assert elect_uncleanly(before, live(A, B, C), A.broker_id).leader == A
 
 
 def test_a_clean_election_ends_the_mark():

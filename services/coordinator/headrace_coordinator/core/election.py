@@ -99,8 +99,9 @@ def elect_uncleanly(
 ) -> PartitionState | None:
     """Elect a replica that may lack committed records, on an administrator's request (H21); `None` if there is none.
 
-    `broker_id` is the requested leader; `None` means the preferred live replica. The caller has checked that no replica
-    is `electable`. The other replicas leave both sets: records that only they hold are lost, and they truncate their
+    `broker_id` is the requested leader; `None` means the preferred one of the live replicas with the oldest fence: a
+    fence is set when a replica is added and when its log is corrupt. The caller has checked that no replica is
+    `electable`. The other replicas leave both sets: records that only they hold are lost, and they truncate their
     logs to the new leader's before they join again.
     """
     assert not electable(state, live), "who can be elected cleanly is"
@@ -110,7 +111,9 @@ def elect_uncleanly(
     ]
     if not candidates:
         return None
-    leader = preferred(state, candidates, live)
+    fenced = {fence.broker_id: fence.partition_epoch for fence in state.fetch_fences}
+    oldest = min(fenced.get(entry.broker_id, 0) for entry in candidates)
+    leader = preferred(state, [entry for entry in candidates if fenced.get(entry.broker_id, 0) == oldest], live)
     return change(state, leader=leader, in_sync=[leader], doubtful=state.replicas, unclean=True)
 
 
