@@ -48,6 +48,14 @@ TABLES = (
         Test(UNIT + "test_slow_appends_keep_conditions", "Its threads are soon done."),
     ),
     Mutant(
+        "condition-decided-by-truncated-records",
+        "H153",
+        "PartitionTable._continue_log",
+        drop("self._uncommitted.begin(self._state.end_offset)"),
+        "A leader that was replaced and leads again decides by the records that it had to truncate.",
+        Test(UNIT + "test_what_was_truncated_decides_no_write", "Few seeds truncate what it has not committed."),
+    ),
+    Mutant(
         "refusal-before-commit",
         "H154",
         "TableWrites._await_commit",

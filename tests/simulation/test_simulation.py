@@ -231,6 +231,11 @@ def test_a_leader_that_was_replaced_answers_no_read():
     check(Plan.draw(42522, tables=True))
 
 
+def test_a_leader_decides_by_no_record_that_it_had_to_truncate() -> None:
+    """It was replaced before they were committed, and leads again (seed 50553 with a table)."""
+    check(Plan.draw(50553, tables=True))
+
+
 def test_an_administrator_elects_a_sound_replica_after_a_corrupt_one() -> None:
     """The only live replica has a corrupt log and leaves at once; a sound one returns (seed 45501 with a table)."""
     check(Plan.draw(45501, tables=True))

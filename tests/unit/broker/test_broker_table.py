@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from headrace.log import compacted_writer
+from headrace.log.errors import SliceCutError
 from headrace.log.index import IndexCache, SegmentIndex
 from headrace.partition.ordered_keys import KEY_BYTES
 from headrace.partition.table_rows import wanted_columns
@@ -24,9 +25,11 @@ from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import (
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
+    Outcome,
     OutOfOrderSequenceError,
     ShuttingDownError,
     StorageOfflineError,
+    TimedOutError,
 )
 from headrace.wire.ids import Offset
 from headrace.wire.table_keys import ABSENT, table_key
@@ -448,6 +451,59 @@ async def test_a_truncated_log_is_read_anew(tmp_path: Path) -> None:
         assert end_offset == 5
         assert list(state.rows_from(b"", None, b"")) == [b"r0", b"r1", b"r2", b"s0", b"s1"]
         assert await read(partition, b"s0") == {b"a": b"2"}
+
+
+@pytest.mark.parametrize("more", [1, 0, 3], ids=["as long", "shorter", "longer"])
+async def test_what_was_truncated_decides_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """A leader's uncommitted records are replaced by another's; it leads again, and the log is as long, or not."""
+    async with leading_partition(tmp_path) as partition:
+        writes, table = open_table(partition), partition.table
+        assert table is not None
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        monkeypatch.setattr(partition.context.flusher, "request", lambda *_: None)
+        partition.update_config(replace(CONFIG, durability=Durability.FSYNC))
+        lost = asyncio.create_task(writes.write(write(b"r", {b"a": b"2"}), 5.0))
+        seen = asyncio.create_task(writes.write(write(b"r", {b"a": b"3"}, if_version=0), 5.0))
+        while table._uncommitted.end_offset < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        lost.cancel()
+        seen.cancel()
+        await asyncio.wait([lost, seen])
+        log, epoch = partition.open_log, partition.replica.leader_epoch
+        log.truncate_to(1)
+        for number in range(more):
+            made = encode_batch([b"4"], [table_key(b"s%d" % number, b"a")], base_timestamp_ms=AT_MS)
+            log.append([(made, read_header(made))], leader_epoch=epoch, append_timestamp_ms=AT_MS)
+        partition.replica.log_end_offset = log.log_end_offset
+        waiting = partition.acknowledgements._waiting
+        waiting.clear()
+        task = asyncio.create_task(writes.write(write(b"r", {b"a": b"5"}, if_version=0), 5.0))
+        while not (waiting or task.done()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        partition.on_flushed(partition.flush_blocking())
+        assert await task == RowWritten(True, 1 + more, 1, 2 + more, epoch)
+
+
+async def test_a_write_of_which_the_log_s_end_is_never_known_times_out(tmp_path: Path) -> None:
+    async with leading_partition(tmp_path) as partition:
+        writes, table = open_table(partition), partition.table
+        assert table is not None
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        await read(partition, b"r")
+        table._uncommitted.begin(9)
+        with pytest.raises(TimedOutError) as caught:
+            await writes.write(write(b"r", {b"a": b"2"}, if_version=0), 0.05)
+        assert caught.value.outcome is Outcome.NOT_APPLIED
+
+
+async def test_a_read_for_which_the_log_is_never_long_enough_times_out(tmp_path: Path) -> None:
+    """Each try to catch up ends at once, because the log was cut off meanwhile."""
+    async with leading_partition(tmp_path) as partition:
+        writes, table = open_table(partition), partition.table
+        assert table is not None
+        await writes.write(write(b"r", {b"a": b"1"}), 5.0)
+        with mock.patch.object(table, "_read", side_effect=SliceCutError), pytest.raises(TimedOutError):
+            await table.read_state(0.05)
 
 
 @pytest.mark.parametrize("is_far", [False, True])

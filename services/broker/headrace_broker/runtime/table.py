@@ -173,7 +173,7 @@ class PartitionTable:
             task.add_done_callback(self._caught_up)
         left = deadline - asyncio.get_running_loop().time()
         await asyncio.wait([task], timeout=max(0.0, left))
-        if not task.done() or task.cancelled():
+        if left <= 0 or not task.done() or task.cancelled():
             raise TimedOutError(
                 "the table's state is not read from the log yet",
                 outcome=Outcome.NOT_APPLIED,
@@ -236,6 +236,8 @@ class PartitionTable:
             if lacks_columns or not await self._is_continued():
                 self._start_offset = int(log.log_start_offset)
                 self._begin(RowOffsets(), self._start_offset, 0)
+            self._uncommitted.begin(self._state.end_offset)
+            self._batches.clear()
             self._truncations, self._deletions_end = truncations, log.deletions_end
         start_offset, place = int(log.log_start_offset), b""
         while self._start_offset < start_offset:
@@ -354,7 +356,7 @@ class PartitionTable:
     async def read_uncommitted(self, seconds: float) -> None:
         """Read what this leader has appended, so that `row_now` can be called."""
         state, _ = await self.read_state(seconds)
-        pending = self._uncommitted
+        pending, truncations = self._uncommitted, self._truncations
         if pending.end_offset < state.end_offset:
             pending.begin(state.end_offset)
         log_end = int(self._replica.log_end_offset)
@@ -365,8 +367,10 @@ class PartitionTable:
                 return
             if not batches:
                 return  # The log was truncated to this offset, and `knows_log_end` says so.
+            if self._truncations != truncations:
+                return
             for columns in batches:
-                if columns.header.end_offset > pending.end_offset:
+                if columns.header.base_offset <= pending.end_offset < columns.header.end_offset:
                     for change in changes_of(columns):
                         pending.apply(change, state.end_offset)
                     pending.end_offset = columns.header.end_offset

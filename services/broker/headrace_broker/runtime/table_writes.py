@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.partition.batch_checks import AppendResult
 from headrace.partition.row_writes import RowWrite
-from headrace.wire.errors import Outcome
+from headrace.wire.errors import Outcome, TimedOutError
 from headrace.wire.table_keys import ABSENT
 from headrace_server.caller_turns import next_turn
 
@@ -53,6 +53,13 @@ class TableWrites:
             try:
                 written = await self._try(write, deadline)
             except _LogMovedError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise TimedOutError(
+                        "other records were appended each time before the write could be decided",
+                        outcome=Outcome.NOT_APPLIED,
+                        retriable=True,
+                        action="Try again.",
+                    ) from None
                 await next_turn()  # What moves the log may need the event loop.
                 continue
             await self._await_commit(written, deadline)
