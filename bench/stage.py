@@ -26,6 +26,8 @@ from bench.load import BATCH_HEADER_BYTES, RECORD_OVERHEAD_BYTES, Load
 WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.02
 CREATION_SECONDS = 120.0
+FEW_CLIENTS = {"max_connections": 1_000, "max_native_connections": 1_000}
+"""Leave the broker more of the limit of open files, so that ten thousand partitions keep theirs open (decision 34)."""
 REMOVAL_SECONDS = 300.0
 """For ten thousand partitions on a busy machine."""
 WARM_UP = b"warm"
@@ -87,7 +89,7 @@ class Stage:
 
     def cluster(self, brokers: int = 1, *, tls: bool = False) -> LocalCluster:
         """Return a cluster of that number of brokers."""
-        spec = LocalClusterSpec(brokers=brokers, coordinators=1, tls=tls)
+        spec = LocalClusterSpec(brokers=brokers, coordinators=1, tls=tls, broker_settings=FEW_CLIENTS)
         cluster: LocalCluster = self.kept(("cluster", brokers, tls), lambda: LocalCluster(spec))
         return cluster
 

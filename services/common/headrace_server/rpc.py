@@ -54,6 +54,8 @@ ITEMS_PER_TURN = 10
 """Items that a handler processes in about a millisecond of the event loop, at 20 to 150 us each."""
 LIGHT_ITEMS_PER_TURN = 50
 """The same at 5 to 20 us each: a turn takes four iterations of the event loop, which cost as much as ten items."""
+LIGHTEST_ITEMS_PER_TURN = 1_000
+"""The same at about 1 us each: a look at a partition with which there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class Counted:
         self.checkpoints = self.notes = 0
         self.error = error
         self.failures: list[Exception] = []
+        self.has_stale_checkpoint = True
 
     async def checkpoint(self) -> bool:
         """Count it."""
@@ -160,6 +161,9 @@ async def test_checkpoints_of_many_partitions_take_turns() -> None:
     assert [each.checkpoints for each in partitions[:-2]] == [2] * (CHECKPOINTS_A_ROUND - 2) + [1, 1]
     assert [each.checkpoints for each in partitions[-2:]] == [1, 1]
     assert await checkpoint_in_turn(partitions[:3], 2) == 0
+    partitions[0].has_stale_checkpoint = False
+    await checkpoint_in_turn(partitions[:2], 0)
+    assert [each.checkpoints for each in partitions[:2]] == [3, 4]
 
 
 async def test_a_cancelled_append_ends_before_the_next_begins(partition: Partition) -> None:

@@ -15,7 +15,7 @@ from headrace.log.log_compaction import Kept
 from headrace.wire.batch import MAX_OFFSET
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import Offset
-from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
+from headrace_server.rpc import LIGHTEST_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.core.messages import LogStartWanted
 from headrace_broker.core.roles import Role
@@ -39,6 +39,8 @@ SCRUB_BYTES = 1 << 20
 LOAD_SAMPLES = 30
 """Samples in one window of measured loads: with the default, every ten seconds, a thousandth of the loop's time for ten
 thousand partitions."""
+SIZES_ROUNDS = 10
+"""Number of rounds from one sum of the sizes of all logs to the next, for the metrics."""
 SNAPSHOTS_A_ROUND = 20
 """Maximum producer snapshots per maintenance round, each an fsync: a thousand partitions take a minute."""
 
@@ -46,7 +48,7 @@ SNAPSHOTS_A_ROUND = 20
 async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, context: PartitionContext) -> None:
     """Checkpoint logs, check the free space, remove deleted topics, every maintenance_interval_ms until cancelled."""
     loop = asyncio.get_running_loop()
-    refusing, checkpointed = False, 0
+    refusing, checkpointed, rounds = False, 0, 0
     while True:
         await asyncio.sleep(context.settings.maintenance_interval_ms / 1000)
         try:
@@ -57,21 +59,23 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
         context.metrics.disk_free_bytes.set(usage.free_bytes)
         context.metrics.disk_total_bytes.set(usage.total_bytes)
         context.metrics.appends_rejected_disk_full.set(usage.refusing)
-        logs = [found for partition in replica_manager.partitions if (found := partition.log) is not None]
-        context.metrics.log_bytes.set(sum(found.size_bytes for found in logs))
-        context.metrics.log_segments.set(sum(found.segment_count for found in logs))
+        if rounds % SIZES_ROUNDS == 0:
+            logs = [found for partition in replica_manager.partitions if (found := partition.log) is not None]
+            context.metrics.log_bytes.set(sum(found.size_bytes for found in logs))
+            context.metrics.log_segments.set(sum(found.segment_count for found in logs))
+        rounds += 1
         if usage.refusing != refusing:
             refusing = usage.refusing
             log.warning("disk_full" if refusing else "disk_space_recovered", free_bytes=usage.free_bytes)
         now_ms = _believed_ms(context)
+        due: list[Partition] = []
         for index, partition in enumerate(replica_manager.partitions):
-            await let_others_run(index, LIGHT_ITEMS_PER_TURN)
-            _maintain_partition(partition, now_ms)
+            await let_others_run(index, LIGHTEST_ITEMS_PER_TURN)
+            if _maintain_partition(partition, now_ms):
+                due.append(partition)
         checkpointed = await checkpoint_in_turn(replica_manager.partitions, checkpointed)
         kept = 0
-        by_age = sorted(replica_manager.partitions, key=lambda each: each.producers.last_snapshot_ms)
-        for index, partition in enumerate(by_age):
-            await let_others_run(index, LIGHT_ITEMS_PER_TURN)
+        for partition in sorted(due, key=lambda each: each.producers.last_snapshot_ms):
             kept += await _snapshot_producers(partition)
             if kept == SNAPSHOTS_A_ROUND:
                 break
@@ -122,8 +126,10 @@ async def checkpoint_in_turn(partitions: Sequence[Checkpointed], first: int) -> 
     for index in range(len(partitions)):
         if written == CHECKPOINTS_A_ROUND:
             return (first + index) % len(partitions)
-        await let_others_run(index, LIGHT_ITEMS_PER_TURN)
-        written += await partitions[(first + index) % len(partitions)].checkpoint()
+        await let_others_run(index, LIGHTEST_ITEMS_PER_TURN)
+        partition = partitions[(first + index) % len(partitions)]
+        if partition.has_stale_checkpoint:
+            written += await partition.checkpoint()
     return 0
 
 
@@ -133,7 +139,7 @@ async def measure_loads(replica_manager: ReplicaManager, context: PartitionConte
     while True:
         await asyncio.sleep(window_ms / 1000 / LOAD_SAMPLES)
         for index, partition in enumerate(replica_manager.partitions):
-            await let_others_run(index, LIGHT_ITEMS_PER_TURN)
+            await let_others_run(index, LIGHTEST_ITEMS_PER_TURN)
             partition.meter.sample(context.clock.monotonic_ms(), window_ms)
 
 
@@ -164,15 +170,16 @@ def _log_at_work(partition: Partition) -> PartitionLog | None:
     return None if partition.replica.role in (Role.OFFLINE, Role.DELETED) else partition.log
 
 
-def _maintain_partition(partition: Partition, now_ms: int | None) -> None:
-    """Expire old producers, and flush a log that holds files open."""
+def _maintain_partition(partition: Partition, now_ms: int | None) -> bool:
+    """Expire old producers, and flush a log that holds files open; return whether a producer snapshot is due."""
     partition_log = _log_at_work(partition)
     if partition_log is None:
-        return
+        return False
     if now_ms is not None:
         partition.replica.producers.expire(now_ms)
     if partition_log.durability.holds_files:
         partition.flush_policy.flush_soon()
+    return partition.producers.snapshot_is_due
 
 
 async def _snapshot_producers(partition: Partition) -> bool:

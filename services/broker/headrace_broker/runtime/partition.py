@@ -334,13 +334,19 @@ class Partition:
         if partition_log is not None and self.replica.role not in (Role.OFFLINE, Role.DELETED):
             partition_log.durability.note_high_watermark(high_watermark)
 
+    @property
+    def has_stale_checkpoint(self) -> bool:
+        """See `Checkpointed`."""
+        partition_log, replica = self.log, self.replica
+        if partition_log is None or replica.role in (Role.OFFLINE, Role.DELETED):
+            return False
+        return partition_log.durability.is_stale(replica.high_watermark)
+
     async def checkpoint(self) -> bool:
-        """Write a checkpoint if the last one is stale and due; return whether it did."""
-        partition_log, high_watermark = self.log, self.replica.high_watermark
-        if partition_log is None or self.replica.role in (Role.OFFLINE, Role.DELETED):
+        """See `Checkpointed`."""
+        if not self.has_stale_checkpoint:
             return False
-        if not partition_log.durability.is_stale(high_watermark):
-            return False
+        partition_log, high_watermark = self.open_log, self.replica.high_watermark
         at_ms = self.context.clock.monotonic_ms()
         try:
             return await self.in_thread(lambda: partition_log.durability.checkpoint(at_ms, high_watermark))

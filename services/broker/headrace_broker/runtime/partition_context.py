@@ -28,6 +28,10 @@ def _report(error: BaseException) -> None:
 class Checkpointed(Protocol):
     """Owner of a high watermark that survives its process: a `Partition`."""
 
+    @property
+    def has_stale_checkpoint(self) -> bool:
+        """Whether `checkpoint` would write one if it were due; takes no lock."""
+
     async def checkpoint(self) -> bool:
         """Write a checkpoint if the last one is stale and due; return whether it did."""
 

@@ -56,16 +56,23 @@ class ProducerState:
         """Time of the last producer snapshot (monotonic)."""
         return self._last_snapshot.at_ms
 
+    @property
+    def snapshot_is_due(self) -> bool:
+        """Whether much was appended since the last producer snapshot, or something and the snapshot is old."""
+        partition_log, kept = self._partition.open_log, self._last_snapshot
+        end_offset = partition_log.log_end_offset
+        if end_offset == kept.offset:
+            return False  # As `is_due` says; but the size of an idle log is not summed each second.
+        return kept.is_due(end_offset, partition_log.size_bytes, self._context.clock.monotonic_ms())
+
     async def snapshot_if_due(self) -> bool:
         """Write a producer snapshot if one is due, while appends wait; return whether it did."""
-        partition_log, kept = self._partition.open_log, self._last_snapshot
-        now_ms = self._context.clock.monotonic_ms()
-        if not kept.is_due(partition_log.log_end_offset, partition_log.size_bytes, now_ms):
+        if not self.snapshot_is_due:
             return False
         async with self._log_lock:
             if self._replica.role in (Role.OFFLINE, Role.DELETED) or self.are_stale:
                 return False
-            self.note_snapshot(partition_log.log_end_offset)
+            self.note_snapshot(self._partition.open_log.log_end_offset)
             await self._partition.in_thread(self.snapshot)
         return True
 

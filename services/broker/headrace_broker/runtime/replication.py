@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -22,6 +23,7 @@ from headrace_server.internal_v1 import replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Metastore
 from headrace_server.partition_state import Replica
+from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 from headrace_server.tls import TlsIdentity
 
 from headrace_broker.core.messages import Propose, Ticked
@@ -251,20 +253,25 @@ class Replication:
             under_replicated = under_minimum = 0
             ticks += 1
             lags = FollowerLags(self._view.brokers, clock.monotonic_ms()) if ticks % LAG_TICKS == 0 else None
-            peers = dict.fromkeys(self._fetchers)
+            replica_sets: dict[tuple[int, ...], None] = {}
+            handled = 0
             for partition in partitions():
                 state = partition.replica.state
                 if partition.replica.role is not Role.LEADING or state is None:
                     continue
-                peers.update(dict.fromkeys(state.replicas))
-                if len(state.replicas) > 1 or not state.durable:
+                replica_sets[state.replicas] = None
+                if is_due := len(state.replicas) > 1 or state.durable != partition.replica.flushes:
                     partition.handle(ticked)
                 under_replicated += len(state.in_sync) < len(state.replicas) - len(state.adding)
                 under_minimum += len(state.in_sync) < state.min_insync_replicas
                 if lags is not None:
                     lags.look_at(partition)
+                if is_due:
+                    await let_others_run(handled, LIGHT_ITEMS_PER_TURN)
+                    handled += 1
             registered = self._view.brokers
             me = self._context.broker_id
+            peers = dict.fromkeys((*self._fetchers, *chain.from_iterable(replica_sets)))
             self._failure_detector.tick(
                 clock.monotonic_ms(), {peer: None for peer in peers if peer != me and BrokerId(peer) in registered}
             )
