@@ -27,6 +27,7 @@ MEASURED_SECONDS = 4
 TOLERANCE = 1.1
 VALUE = bytes(10_000)
 BATCH_BYTES = 20_000
+HELD_REFUSED = 'headrace_coordinator_quota_held_seconds_total{quota="changes_per_minute",user="refused"}'
 
 
 class Metered:
@@ -61,7 +62,7 @@ def metered() -> Iterator[Metered]:
         coordinators=1,
         identity=True,
         broker_settings={"metrics_listen": "127.0.0.1:0"},
-        coordinator_settings={"default_replication_factor": 1},
+        coordinator_settings={"default_replication_factor": 1, "metrics_listen": "127.0.0.1:0"},
     )
     with LocalCluster(spec) as cluster:
         made = Metered(cluster)
@@ -141,15 +142,17 @@ def test_requests_are_held_beyond_their_rate(metered: Metered, transport: str) -
 
 
 def test_changes_are_held_beyond_their_rate(metered: Metered) -> None:
-    """A topic counts once for each partition. The user's other calls, and those about identity, are not held."""
-    settings = metered.user("maker", changes_per_minute=600)
+    """A request counts once, and once more for each partition that it creates. The user's other calls, and those about
+    identity, are not held.
+    """
+    settings = metered.user("maker", changes_per_minute=60)
     with Admin(**settings) as admin:
-        admin.create_topic("made", partitions=600, validate_only=True)
+        admin.create_topic("made", partitions=60)
         began = time.monotonic()
-        admin.create_topic("made", partitions=5)
-        assert time.monotonic() - began >= 0.3
+        admin.create_partitions("made", 61)
+        assert time.monotonic() - began >= 0.5
         with contextlib.suppress(HeadraceError):  # The answer is held for seconds.
-            admin.create_topic("made-later", partitions=400, validate_only=True, timeout=0.5)
+            admin.create_topic("made-later", partitions=40, timeout=0.5)
         with pytest.raises(HeadraceError, match="maker has used its changes per minute"):
             admin.create_topic("refused", validate_only=True, timeout=0.5)
         began = time.monotonic()
@@ -158,8 +161,29 @@ def test_changes_are_held_beyond_their_rate(metered: Metered) -> None:
     metered.admin.delete_quota("maker")
 
 
+def test_partitions_that_are_not_created_are_no_changes(metered: Metered) -> None:
+    """Else one request that is refused for its number of partitions would lock its user out for minutes."""
+    settings = metered.user("refused", changes_per_minute=60)
+    with Admin(**settings) as admin:
+        admin.create_topic("checked", partitions=900, validate_only=True)
+        for partitions in (1_000_000, 1_000):
+            with pytest.raises(HeadraceError):
+                admin.create_topic("checked", partitions=partitions, replication_factor=9)
+        admin.create_topic("checked", partitions=1)
+        with pytest.raises(HeadraceError, match="exists"):
+            admin.create_topic("checked", partitions=900)
+        with pytest.raises(HeadraceError):
+            admin.create_partitions("checked", 1_000_000)
+        admin.create_partitions("checked", 900, validate_only=True)
+        began = time.monotonic()
+        admin.create_partitions("checked", 2)
+        assert time.monotonic() - began < 5
+    assert metered.cluster.coordinators[0].metrics().get(HELD_REFUSED, 0.0) == 0
+    metered.admin.delete_quota("refused")
+
+
 def test_strangers_do_not_keep_users_from_opening_sessions(metered: Metered) -> None:
-    """What anybody may ask is not charged to the quota that all callers without an identity have together."""
+    """What anybody may ask is not charged to the quota that callers without an identity have at their address."""
     settings = metered.user("late", requests_per_second=1_000)
     metered.admin.put_quota("*", requests_per_second=1)
     with grpc.insecure_channel(metered.servers.partition(",")[0]) as channel:
@@ -181,7 +205,7 @@ def test_a_client_beyond_the_connections_uses_grpc(metered: Metered, caplog: pyt
         first.send("connected", b"1").result(timeout=SECONDS)
         with caplog.at_level(logging.WARNING, "headrace.client"), Producer(**settings) as second:
             second.send("connected", b"2").result(timeout=SECONDS)
-        assert "many have 1 connections" in caplog.text
+        assert "many has 1 connections" in caplog.text
         waiting = Producer(**settings, transport="native")
         sent = waiting.send("connected", b"3")
         first.send("connected", b"4").result(timeout=SECONDS)

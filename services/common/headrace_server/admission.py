@@ -38,6 +38,7 @@ from headrace_server.arrivals import Arrivals, NotArrivedError
 from headrace_server.call_spans import begin_call
 from headrace_server.calls import CURRENT_CALL, bearer_token, certified_names, check_certificate, refuse, request_id_of
 from headrace_server.identity.gate import CANCELLED, Access, IdentityGate, access, current_access, set_access
+from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.methods import METHODS, Method, Pool
 from headrace_server.places import Place, PlaceLimits, Places, Rates, peer_host
@@ -149,9 +150,9 @@ class Admission(grpc.GenericRpcHandler):
             finally:
                 _note_cancelled(current_access())
             if served.row.uses_quota:
-                await access().hold_answer()
+                await access().hold(Use.REQUEST)
             if served.row.is_change:
-                await access().hold_changes()
+                await access().hold(Use.CHANGE)
             return response
 
         return answer
@@ -164,7 +165,7 @@ class Admission(grpc.GenericRpcHandler):
             allowed = access()
             try:
                 if served.row.uses_quota:
-                    await allowed.hold_answer()
+                    await allowed.hold(Use.REQUEST)
                 async for response in behaviour(request, context):
                     if not is_first:
                         await self._admit_further(served, allowed, context)
@@ -184,7 +185,7 @@ class Admission(grpc.GenericRpcHandler):
         async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
             first = await self._take(served, context)
             if served.row.uses_quota:
-                await access().hold_answer()
+                await access().hold(Use.REQUEST)
             async for response in behaviour(self._read_all(served, first, context), context):
                 yield response
 
@@ -200,8 +201,8 @@ class Admission(grpc.GenericRpcHandler):
         while (data := await context.read()) is not grpc.aio.EOF:
             await self._admit_further(served, access(), context)
             if served.row.uses_quota:
-                access().charge_request()
-                await access().hold_answer()
+                access().charge(Use.REQUEST)
+                await access().hold(Use.REQUEST)
             try:
                 request = served.reader.read(data, peer_host(context.peer()))
             except HeadraceError as error:
@@ -236,13 +237,13 @@ class Admission(grpc.GenericRpcHandler):
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
             is_read = True
             if served.row.uses_quota:
-                allowed.charge_request()
+                allowed.charge(Use.REQUEST)
             try:
                 request = served.reader.read(data, peer)
                 if served.group_operation is not None:
                     allowed.require(served.group_operation, ResourceKind.GROUP, request.group_id)
                 if served.row.is_change:
-                    allowed.charge_changes(request)
+                    allowed.charge(Use.CHANGE)
                 if served.row.is_act:
                     allowed.act, allowed.request_id = request, request_id_of(context)
                 return request

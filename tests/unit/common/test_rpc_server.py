@@ -100,11 +100,11 @@ async def test_a_stream_of_a_user_over_its_quota_begins_when_that_is_paid(served
     """It is held before its handler begins, as an answer is held before it is sent."""
     held, is_paid = asyncio.Event(), asyncio.Event()
 
-    async def hold(access):
+    async def hold(access, use):
         held.set()
         await is_paid.wait()
 
-    monkeypatch.setattr(Access, "hold_answer", hold)
+    monkeypatch.setattr(Access, "hold", hold)
     _, channel = served
     call = cluster_pb2_grpc.ClusterServiceStub(channel).DumpMetadata(cluster_pb2.DumpMetadataRequest(), timeout=30)
     first = asyncio.ensure_future(call.read())

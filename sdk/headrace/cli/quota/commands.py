@@ -22,7 +22,7 @@ QuotaUser = Annotated[
     str,
     typer.Argument(
         metavar="USER",
-        help="A user; '*' is every user without a quota of its own, and callers without an identity.",
+        help="A user; '*' is every user without a quota of its own, and callers without an identity, by address.",
     ),
 ]
 BOUNDS = (
@@ -62,7 +62,7 @@ def set_quota(
             "--changes",
             metavar="N",
             min=0,
-            help="Administrative requests per minute and server; new topics count once for each partition.",
+            help="Administrative requests, and partitions that they create, per minute and server.",
         ),
     ] = None,
 ) -> None:

@@ -764,13 +764,13 @@ class AsyncAdmin:
         """Bound what each broker, and each coordinator, serves one user. Replaces the user's quota; 0 means no bound.
 
         Args:
-            user: name of a user, or `*`: every user without a quota of its own, and callers without an identity.
+            user: name of a user, or `*`: every user without a quota of its own, and callers without an identity, by
+                address.
             produce_bytes_per_second: bytes of batches that a broker appends; it holds the answers beyond them.
             fetch_bytes_per_second: bytes of batches that a broker sends.
             requests_per_second: requests of any method but health checks and those that begin a session.
             connections: connections of the native protocol to a broker; clients use gRPC beyond them.
-            changes_per_minute: administrative requests, except those about identity. One that creates or extends topics
-                counts once for each partition that they have then.
+            changes_per_minute: administrative requests, except those about identity, and partitions that they create.
             timeout: in seconds.
 
         Raises:

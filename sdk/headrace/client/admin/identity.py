@@ -106,7 +106,7 @@ class QuotaDescription:
     """Rates at which each broker, and each coordinator, serves one user; 0 means no bound."""
 
     user: str
-    """Name of a user, or `*`: every user without a quota of its own, and callers without an identity."""
+    """Name of a user, or `*`: every user without a quota of its own, and callers without an identity, by address."""
     produce_bytes_per_second: int
     """Bytes of batches that a broker appends."""
     fetch_bytes_per_second: int
@@ -115,7 +115,7 @@ class QuotaDescription:
     connections: int
     """Connections of the native protocol to a broker."""
     changes_per_minute: int
-    """Administrative requests, except those about identity; one that creates topics counts once for each partition."""
+    """Administrative requests, except those about identity, and partitions that they create."""
     set_by: str
     set_ms: int
 

@@ -202,12 +202,10 @@ class FetchHandler:
     ) -> tuple[int, float, int]:
         """Find the slices as `_search`, and charge them to the user's quota."""
         found = await self._search(wanted, request, max_bytes, peer)
-        self._charge(sum(0 if each.selection or each.source is None else len(each.source[1]) for each in wanted))
+        access().charge(
+            Use.FETCH, sum(0 if each.selection or each.source is None else len(each.source[1]) for each in wanted)
+        )
         return found
-
-    def _charge(self, size_bytes: int) -> None:
-        current = access()
-        current.quotas.charge(current.caller.identity.user, Use.FETCH, size_bytes)
 
     async def _search(
         self, wanted: list[_Wanted], request: broker_pb2.FetchRequest, max_bytes: int, peer: str
@@ -400,7 +398,7 @@ class FetchHandler:
         each.result.next_offset, each.result.last_epoch = end_offset, epoch
         size_bytes = sum(map(len, pieces))
         self._count(partition, size_bytes)
-        self._charge(size_bytes)
+        access().charge(Use.FETCH, size_bytes)
         return pieces
 
     def _count(self, partition: Partition, size_bytes: int) -> None:

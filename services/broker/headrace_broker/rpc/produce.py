@@ -99,8 +99,7 @@ class ProduceHandler:
         work = self._unpack(spliced, connection)
         deadline = asyncio.get_running_loop().time() + seconds
         self._budget.take(work.size_bytes)
-        current = access()
-        current.quotas.charge(current.caller.identity.user, Use.PRODUCE, work.size_bytes)
+        access().charge(Use.PRODUCE, work.size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
             if not spawn_unless_ending(self._tasks, self._append_unasked(request, work, times)):
                 self._budget.give_back(work.size_bytes)

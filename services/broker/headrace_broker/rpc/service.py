@@ -115,13 +115,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def produce(self, request: SplicedMessage, connection: str) -> broker_pb2.ProduceResponse:
         """Return the response to a Produce of `connection`, after the checks."""
         self.check_serving()
-        quotas, user = access().quotas, access().caller.identity.user
-        quotas.check(user, Use.PRODUCE)
+        caller = access()
+        caller.check_quota(Use.PRODUCE)
         started = time.perf_counter()
         response = await self._produce.produce(request, connection)
         self.check_lease(Outcome.UNKNOWN)
         self._partition_context.metrics.produce_seconds.observe(time.perf_counter() - started, current_trace_id())
-        response.throttle_ms = await quotas.hold(user, Use.PRODUCE, request.message.timeout_ms / 2000)
+        response.throttle_ms = await caller.hold(Use.PRODUCE, request.message.timeout_ms / 2000)
         return response
 
     @unary
@@ -145,9 +145,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
     async def hold_fetch(self) -> None:
         """Wait until the bytes that the user has fetched are within its quota; raise as `Quotas.check`."""
-        quotas, user = access().quotas, access().caller.identity.user
-        quotas.check(user, Use.FETCH)
-        await quotas.hold(user, Use.FETCH)
+        caller = access()
+        caller.check_quota(Use.FETCH)
+        await caller.hold(Use.FETCH)
 
     @unary
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:

@@ -126,11 +126,11 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         self._broker.check_serving()
         seconds = seconds_of(request.timeout_ms)
         partition, table = self._find(request.table, request.partition, Operation.WRITE)
-        quotas, user = access().quotas, access().caller.identity.user
-        quotas.check(user, Use.PRODUCE)
-        quotas.charge(user, Use.PRODUCE, request.ByteSize())
+        caller = access()
+        caller.check_quota(Use.PRODUCE)
+        caller.charge(Use.PRODUCE, request.ByteSize())
         write = read_row_write(request, partition.config.table_ttl_ms, self._context.now_ms())
-        access().check_producer(write.producer[0])
+        caller.check_producer(write.producer[0])
         started = time.perf_counter()
         try:
             written = await TableWrites(partition, table).write(write, seconds)
@@ -146,7 +146,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             at_us = self._context.traces.now_us() - latency_us
             table.trace.note_write(call, write.row, write.columns.values(), at_us, latency_us, applied=written.applied)
         self._metrics.conflicts.inc(not written.applied)
-        await quotas.hold(user, Use.PRODUCE, seconds / 2)
+        await caller.hold(Use.PRODUCE, seconds / 2)
         return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)
 
     @unary
@@ -251,8 +251,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 trace.note_gets(read.answer.keys, rows, read.table.removed, at_us, latency_us)
             else:
                 trace.note_scan(read.answer.keys, rows, at_us, latency_us)
-        current = access()
-        current.quotas.charge(current.caller.identity.user, Use.FETCH, read.answer.size_bytes)
+        access().charge(Use.FETCH, read.answer.size_bytes)
         read.partition.meter.note_read(read.answer.size_bytes)
         return response
 

@@ -33,7 +33,7 @@ from headrace_server.identity.callers import (
 from headrace_server.identity.identification import Identification
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.identity.producer_owners import owner_tag, tag_of
-from headrace_server.identity.quotas import NoQuotas, Quotas, Use, changes_of
+from headrace_server.identity.quotas import MAX_HELD_SECONDS, Payer, Quotas, Use
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.methods import Method
 
@@ -83,7 +83,6 @@ class IdentityGate:
         self._clock = clock
         self._counts = counts
         self.quotas = Quotas(view, counts.held)
-        self._server_quotas = Quotas(NoQuotas(), counts.held)
         self._least_posture = least_posture
         self._rights_max_age_ms = rights_max_age_ms
         self._cluster_id = cluster.cluster_id
@@ -97,10 +96,6 @@ class IdentityGate:
     def writes_audit(self) -> bool:
         """Whether events are written to the topic."""
         return self.posture != auth_pb2.POSTURE_OPEN
-
-    def quotas_of(self, caller: Caller) -> Quotas:
-        """Return the quotas that apply to a caller. None apply to servers: `*` is for users."""
-        return self._server_quotas if caller.is_server else self.quotas
 
     # --- who ---
 
@@ -125,9 +120,9 @@ class IdentityGate:
         access = Access(self, caller, name, address, is_about_identity=row.is_about_identity)
         access.recheck()
         if row.uses_quota:
-            access.quotas.check(caller.identity.user, Use.REQUEST)
+            access.check_quota(Use.REQUEST)
         if row.is_change:
-            access.quotas.check(caller.identity.user, Use.CHANGE)
+            access.check_quota(Use.CHANGE)
         self._check_row(access, row)
         if row.is_act:
             self._check_rights_age(access)
@@ -204,10 +199,16 @@ class IdentityGate:
         )
 
 
+def payer_of(caller: Caller, address: str) -> Payer | None:
+    """Return whose quota a caller uses; `None` for servers: that of every user is for users."""
+    user = caller.identity.user
+    return None if caller.is_server else Payer(user, "" if user else address)
+
+
 class Access:
     """What the caller of one call may do."""
 
-    __slots__ = ("_gate", "_is_about_identity", "act", "address", "caller", "method", "request_id")
+    __slots__ = ("_gate", "_is_about_identity", "_payer", "act", "address", "caller", "method", "request_id")
 
     def __init__(
         self, gate: IdentityGate, caller: Caller, method: str, address: str = "", *, is_about_identity: bool = False
@@ -216,6 +217,7 @@ class Access:
         self._gate = gate
         self._is_about_identity = is_about_identity
         self.caller = caller
+        self._payer = payer_of(caller, address)
         self.method = method
         self.address = address
         self.act: Any = None
@@ -283,20 +285,10 @@ class Access:
                 f"producer id {producer_id} was drawn for another user", action="Get an id by InitProducerId."
             )
 
-    @property
-    def quotas(self) -> Quotas:
-        """Quotas that apply to the caller."""
-        return self._gate.quotas_of(self.caller)
-
     def share_key(self, host: str) -> str:
         """Return who shares a server's time with others: the user, or the address of a caller without one."""
         caller = self.caller
         return f"user {caller.identity.user}" if caller.is_known and not caller.is_server else host
-
-    @property
-    def owes_requests(self) -> bool:
-        """Whether `hold_answer` would wait."""
-        return self.quotas.debt_seconds(self.caller.identity.user, Use.REQUEST) > 0
 
     def note_end(self, response: Any, error: str = "") -> None:
         """Write the call to the audit log, once, if it is an administrative act; `error` is the code of the error, if
@@ -315,21 +307,23 @@ class Access:
         if not self.caller.is_server:
             self._gate.note_data(self, topic)
 
-    def charge_request(self) -> None:
-        """Count a request of the user's quota."""
-        self.quotas.charge(self.caller.identity.user, Use.REQUEST, 1)
+    def check_quota(self, use: Use) -> None:
+        """See `Quotas.check`."""
+        if self._payer is not None:
+            self._gate.quotas.check(self._payer, use)
 
-    def charge_changes(self, request: Any) -> None:
-        """Count what an administrative request changes, for the user's quota."""
-        self.quotas.charge(self.caller.identity.user, Use.CHANGE, changes_of(request))
+    def charge(self, use: Use, amount: int = 1) -> None:
+        """See `Quotas.charge`."""
+        if self._payer is not None:
+            self._gate.quotas.charge(self._payer, use, amount)
 
-    async def hold_answer(self) -> None:
-        """Wait while the user has had more requests than its quota; before that the call keeps its order."""
-        await self.quotas.hold(self.caller.identity.user, Use.REQUEST)
+    def owes(self, use: Use) -> bool:
+        """Whether `hold` would wait."""
+        return self._payer is not None and self._gate.quotas.debt_seconds(self._payer, use) > 0
 
-    async def hold_changes(self) -> None:
-        """Wait while the user has made more changes than its quota."""
-        await self.quotas.hold(self.caller.identity.user, Use.CHANGE)
+    async def hold(self, use: Use, most_seconds: float = MAX_HELD_SECONDS) -> int:
+        """See `Quotas.hold`."""
+        return 0 if self._payer is None else await self._gate.quotas.hold(self._payer, use, most_seconds)
 
     def recheck(self) -> None:
         """Compare the caller with what is known now, after a wait; raise as `Identification.check`, and note it."""

@@ -1,7 +1,8 @@
 """Quotas: the rates at which a broker or coordinator serves one user, kept by delaying its answers.
 
-A user that exceeds its rate is in debt, and its next answers are held until the debt is paid. Any client slows down by
-that, whatever its language, because it has a bounded number of requests in flight; nothing that was accepted is lost.
+Callers without an identity have the quota of every user, each address by itself. Who exceeds its rate is in debt, and
+its next answers are held until the debt is paid. Any client slows down by that, whatever its language, because it has
+a bounded number of requests in flight; nothing that was accepted is lost.
 The answer of a stream is held before its first message, when nothing is done yet.
 Where the debt, over many connections, passes `MAX_DEBT_SECONDS`, requests are refused until it is paid. Each
 server counts by itself. Belongs to the event loop.
@@ -13,17 +14,28 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
-from headrace.v1 import auth_pb2, cluster_pb2
+from headrace.v1 import auth_pb2
 from headrace.wire.errors import Outcome, ThrottledError
 
 MAX_DEBT_SECONDS = 30.0
 MAX_HELD_SECONDS = 5.0
 """Maximum time for which one answer is held."""
-MAX_USERS = 20_000
+MAX_PAYERS = 20_000
 EVERY_USER = "*"
 """Principal of the quota of every user without one of its own, and of callers without an identity."""
+
+
+class Payer(NamedTuple):
+    """Who uses a quota: a user, or all callers without an identity of one address."""
+
+    user: str
+    address: str = ""
+    """Empty for a user."""
+
+    def __str__(self) -> str:
+        return self.user or f"{self.address or 'a caller'} without an identity"
 
 
 class Use(Enum):
@@ -40,13 +52,6 @@ class Use(Enum):
         return 60.0 if self is Use.CHANGE else 1.0
 
 
-def changes_of(request: Any) -> int:
-    """Return how many changes an administrative request counts for: the partitions that its topics will have, or 1."""
-    if isinstance(request, cluster_pb2.CreateTopicsRequest):
-        return sum(max(topic.partitions, len(topic.assignments), 1) for topic in request.topics)
-    return max(request.total_partitions, 1) if isinstance(request, cluster_pb2.CreatePartitionsRequest) else 1
-
-
 class QuotaSource(Protocol):
     """Where the quotas are."""
 
@@ -54,16 +59,8 @@ class QuotaSource(Protocol):
         """Return the quota of a user, or that of every user, or `None`."""
 
 
-class NoQuotas:
-    """A `QuotaSource` without quotas."""
-
-    def quota_of(self, user: str) -> auth_pb2.Quota | None:
-        """See `QuotaSource`."""
-        return None
-
-
 class Quotas:
-    """What each user owes to one server."""
+    """What each payer owes to one server."""
 
     def __init__(
         self,
@@ -75,71 +72,70 @@ class Quotas:
         self._source = source
         self._count_delay = count_delay
         self._now = now or (lambda: asyncio.get_running_loop().time())
-        self._paid_at: OrderedDict[tuple[str, Use], float] = OrderedDict()
-        self._connections: Counter[str] = Counter()
+        self._paid_at: OrderedDict[tuple[Payer, Use], float] = OrderedDict()
+        self._connections: Counter[Payer] = Counter()
 
-    def charge(self, user: str, use: Use, amount: int) -> None:
+    def charge(self, payer: Payer, use: Use, amount: int) -> None:
         """Record use, in bytes, requests or changes."""
-        quota = self._source.quota_of(user)
+        quota = self._source.quota_of(payer.user)
         rate = 0 if quota is None else getattr(quota, use.value)
         if not rate:
             return
-        key, period = (user, use), use.period_seconds
+        key, period = (payer, use), use.period_seconds
         paid_at = max(self._paid_at.pop(key, 0.0), self._now() - period)
         self._paid_at[key] = paid_at + amount * period / rate
-        if len(self._paid_at) > MAX_USERS:
+        if len(self._paid_at) > MAX_PAYERS:
             self._paid_at.popitem(last=False)
 
-    def debt_seconds(self, user: str, use: Use) -> float:
-        """Return the time until the user's use is paid; 0 if it is."""
-        paid_at = self._paid_at.get((user, use))
+    def debt_seconds(self, payer: Payer, use: Use) -> float:
+        """Return the time until its use is paid; 0 if it is."""
+        paid_at = self._paid_at.get((payer, use))
         return 0.0 if paid_at is None else max(0.0, paid_at - self._now())
 
-    def check(self, user: str, use: Use) -> None:
-        """Refuse a request of a user whose debt is too large to hold the answer.
+    def check(self, payer: Payer, use: Use) -> None:
+        """Refuse a request of a payer whose debt is too large to hold the answer.
 
         Raises:
             ThrottledError: If it is; contains the time until it is paid.
         """
-        debt = self.debt_seconds(user, use)
+        debt = self.debt_seconds(payer, use)
         if debt > MAX_DEBT_SECONDS:
-            self._count_delay(user, use.value, 0.0)
+            self._count_delay(payer.user, use.value, 0.0)
             raise ThrottledError(
-                f"{user or 'a caller without an identity'} has used its {use.value.replace('_', ' ')} for the next "
-                f"{debt:.0f} s",
+                f"{payer} has used its {use.value.replace('_', ' ')} for the next {debt:.0f} s",
                 outcome=Outcome.NOT_APPLIED,
                 retry_after_ms=round(debt * 1000),
                 action="Send less, or ask an administrator for a higher quota.",
             )
 
-    def connect(self, user: str) -> None:
-        """Count a connection of a user, until `disconnect`.
+    def connect(self, payer: Payer) -> None:
+        """Count a connection, until `disconnect`.
 
         Raises:
             ThrottledError: If it has as many as its quota allows.
         """
-        quota = self._source.quota_of(user)
-        if quota is not None and quota.connections and self._connections[user] >= quota.connections:
+        quota = self._source.quota_of(payer.user)
+        if quota is not None and quota.connections and self._connections[payer] >= quota.connections:
             raise ThrottledError(
-                f"{user or 'callers without an identity'} have {self._connections[user]} connections, their quota",
+                f"{payer} has {self._connections[payer]} connections, its quota",
                 outcome=Outcome.NOT_APPLIED,
                 retry_after_ms=1_000,
                 action="Close some, or ask an administrator for a higher quota.",
             )
-        self._connections[user] += 1
+        self._connections[payer] += 1
 
-    def disconnect(self, user: str) -> None:
+    def disconnect(self, payer: Payer) -> None:
         """Count a connection less."""
-        self._connections[user] -= 1
-        if not self._connections[user]:
-            del self._connections[user]
+        self._connections[payer] -= 1
+        if not self._connections[payer]:
+            del self._connections[payer]
 
-    async def hold(self, user: str, use: Use, most_seconds: float = MAX_HELD_SECONDS) -> int:
-        """Wait until the user's debt is paid, at most for a while; return the milliseconds waited."""
-        debt = self.debt_seconds(user, use)
+    async def hold(self, payer: Payer, use: Use, most_seconds: float = MAX_HELD_SECONDS) -> int:
+        """Wait until the payer's debt is paid, at most for a while; return the milliseconds waited."""
+        debt = self.debt_seconds(payer, use)
         if not debt:
             return 0
         seconds = min(debt, max(0.0, most_seconds))
-        self._count_delay(user, use.value, seconds)
+        self._count_delay(payer.user, use.value, seconds)
         await asyncio.sleep(seconds)
         return round(seconds * 1000)

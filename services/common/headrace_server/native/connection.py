@@ -43,7 +43,8 @@ from headrace_server.call_spans import begin_call, current_span
 from headrace_server.caller_turns import note_call
 from headrace_server.calls import CALLER, CURRENT_CALL, certified_names
 from headrace_server.identity.callers import ANONYMOUS, Caller
-from headrace_server.identity.gate import Access, set_access
+from headrace_server.identity.gate import Access, payer_of, set_access
+from headrace_server.identity.quotas import Payer, Use
 from headrace_server.native.begun_tasks import begin
 from headrace_server.native.call import NativeCall, NativeMethod
 from headrace_server.native.framed_connection import FramedConnection
@@ -71,7 +72,7 @@ class NativeConnection(FramedConnection):
         self._service = service
         self._calls: dict[int, NativeCall] = {}
         self._caller = ANONYMOUS
-        self._counted_user: str | None = None
+        self._counted: Payer | None = None
         """User whose quota of connections has this one."""
         self._admitted: tuple[NativeMethod, Place, Access] | None = None
         self._refused: HeadraceError | None = None
@@ -84,7 +85,7 @@ class NativeConnection(FramedConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         super().connection_lost(exc)
-        self._forget_user()
+        self._uncount()
         self._service.arriving.end(self)
         if self._admitted is not None:
             self._admitted[1].release()
@@ -182,18 +183,18 @@ class NativeConnection(FramedConnection):
         """
         gate = self._service.gate
         caller = gate.identify(session, certified_names(self), "Hello", self.host)
-        user = None if caller.is_server else caller.identity.user
-        if self._counted_user != user:
-            if user is not None:
-                gate.quotas.connect(user)
-            self._forget_user()
-            self._counted_user = user
+        payer = payer_of(caller, self.host)
+        if self._counted != payer:
+            if payer is not None:
+                gate.quotas.connect(payer)
+            self._uncount()
+            self._counted = payer
         return caller
 
-    def _forget_user(self) -> None:
-        if self._counted_user is not None:
-            self._service.gate.quotas.disconnect(self._counted_user)
-            self._counted_user = None
+    def _uncount(self) -> None:
+        if self._counted is not None:
+            self._service.gate.quotas.disconnect(self._counted)
+            self._counted = None
 
     def _admit_request(self, header: Header) -> tuple[NativeMethod, Place, Access]:
         method = self._service.methods.get(header.method)
@@ -275,9 +276,9 @@ class NativeConnection(FramedConnection):
         method, correlation = call.method, call.header.correlation
         try:
             request = await self._read(call)
-            call.access.charge_request()
+            call.access.charge(Use.REQUEST)
             answer = await method.handle(request, call)
-            if call.access.owes_requests:
+            if call.access.owes(Use.REQUEST):
                 await self._hold(call, answer)
         except HeadraceError as error:
             self._refuse(correlation, method.name, error, call)
@@ -302,7 +303,7 @@ class NativeConnection(FramedConnection):
     async def _hold(self, call: NativeCall, answer: OutgoingMessage) -> None:
         """Hold an answer while the user has had more requests than its quota."""
         try:
-            await call.access.hold_answer()
+            await call.access.hold(Use.REQUEST)
         except BaseException:
             if answer.close is not None:
                 answer.close()

@@ -30,6 +30,7 @@ from headrace.wire.errors import (
 )
 from headrace_server.http_listener import HttpRequest, HttpResponse
 from headrace_server.identity.gate import CANCELLED, Access, IdentityGate
+from headrace_server.identity.quotas import Use
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.methods import KIB, MIB, Method
 from headrace_server.requests import PENALTY_SECONDS
@@ -175,9 +176,9 @@ class SchemaRoutes:
             deadline = asyncio.get_running_loop().time() + self._timeout_seconds
             answer, error = await route.handler(RegistryCall(access, values, query, request.body, deadline)), ""
             response = _answer(answer)
-            await access.hold_answer()
+            await access.hold(Use.REQUEST)
             if route.row.is_change:
-                await access.hold_changes()
+                await access.hold(Use.CHANGE)
         except RegistryError as refused:
             response, error = refuse(refused.code, refused.message), f"{refused.code}"
         except HeadraceError as refused:
@@ -208,12 +209,12 @@ class SchemaRoutes:
             Access(self._gate, caller, route.name, request.peer).note_refusal(error.code, error.message)
             raise error
         access = self._gate.admit(caller, route.name, route.row, request.peer)
-        access.charge_request()
+        access.charge(Use.REQUEST)
         return access
 
     def _note_act(self, route: Route, access: Access, values: Mapping[str, str], request: HttpRequest) -> None:
         if route.row.is_change:
-            access.charge_changes(request)
+            access.charge(Use.CHANGE)
         if route.row.is_act:
             access.act = metadata_pb2.SchemaRegistryAct(
                 subject=values.get("subject", ""),

@@ -19,6 +19,7 @@ from headrace.wire.errors import (
     TopicAlreadyExistsError,
 )
 from headrace_server.identity.gate import access
+from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.identity.topic_access import is_shown, require_topic, resolve_topic
 from headrace_server.metadata_view import ClusterView, Topic
@@ -81,6 +82,8 @@ class TopicRequests:
         async with asyncio.TaskGroup() as tasks:
             for index, (topic, placement) in plans.items():
                 await let_others_run(index, TOPICS_PER_TURN)
+                if not request.validate_only:
+                    access().charge(Use.CHANGE, topic.partitions)
                 step = self._check_new_name if request.validate_only else self._create_one
                 tasks.create_task(step(topic, placement, answers[index], deadline))
         return cluster_pb2.CreateTopicsResponse(topics=answers)
@@ -141,6 +144,7 @@ class TopicRequests:
             answer.warnings.extend(placement.warnings)
             if request.validate_only:
                 return answer
+            access().charge(Use.CHANGE, added)
             revision, _ = await self._store.grow(found, total, assignments, placement, deadline)
             await self._answers.see(revision, deadline)
             if not await self._have_leaders(found.message.topic_id, total, deadline):

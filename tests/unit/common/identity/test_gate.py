@@ -302,13 +302,26 @@ async def test_the_quota_of_every_user_does_not_apply_to_servers(known):
     for token, is_held in (("", True), (known.user(), True), (known.gate.identification.server_token(), False)):
         access = known.access(token)
         for _ in range(40):
-            access.charge_request()
-        assert access.owes_requests == is_held
+            access.charge(Use.REQUEST)
+        assert access.owes(Use.REQUEST) == is_held
         if is_held:
             with pytest.raises(ThrottledError):
-                access.quotas.check(access.caller.identity.user, Use.REQUEST)
+                access.check_quota(Use.REQUEST)
         else:
-            access.quotas.check(access.caller.identity.user, Use.REQUEST)
+            access.check_quota(Use.REQUEST)
+
+
+async def test_callers_without_an_identity_have_the_quota_by_address():
+    """Else one stranger would use what all of them have."""
+    known, row = Known(auth_pb2.POSTURE_OPEN), METHODS["/headrace.v1.BrokerService/Fetch"]
+    quota = auth_pb2.Quota(user=EVERY_USER, requests_per_second=1)
+    known.keys.write({KEYS.quota(EVERY_USER): quota.SerializeToString()})
+    access = known.gate.admit(ANONYMOUS, "Fetch", row, "10.0.0.1")
+    for _ in range(40):
+        access.charge(Use.REQUEST)
+    with pytest.raises(ThrottledError, match=r"10\.0\.0\.1 without an identity"):
+        known.gate.admit(ANONYMOUS, "Fetch", row, "10.0.0.1")
+    known.gate.admit(ANONYMOUS, "Fetch", row, "10.0.0.2")
 
 
 def test_no_identity_is_refused_only_where_one_is_required():
