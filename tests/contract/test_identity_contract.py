@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import ConflictError, InvalidRequestError
+from headrace_server.identity.quotas import DEFAULT_QUOTA
 
 from tests.fakes.identity_parts import identity_parts
 
@@ -109,9 +110,19 @@ async def test_roles_issuers_and_the_posture(store, cluster):
         await parts.grant("sso:ada", "reader", "topic:clicks")
         await parts.see(await parts.policies.delete_issuer("sso", parts.deadline))
         assert not parts.view.issuers
-        await parts.see(await parts.policies.put_quota(auth_pb2.Quota(user="*", connections=5), "root", parts.deadline))
-        assert parts.view.quota_of("ada").connections == 5
+        for quota in (
+            auth_pb2.Quota(user="*", connections=5, requests_per_second=9),
+            auth_pb2.Quota(user="ada", connections=0),
+        ):
+            await parts.see(await parts.policies.put_quota(quota, "root", parts.deadline))
+        applied = parts.view.quota_of("ada")
+        assert (applied.connections, applied.requests_per_second) == (0, 9)
+        assert applied.changes_per_minute == DEFAULT_QUOTA.changes_per_minute
+        assert parts.view.quota_of("bob").connections == 5
+        assert [quota.user for quota in parts.view.quotas()] == ["*", "ada"], "as many as were set"
         await parts.see(await parts.policies.delete_quota("*", parts.deadline))
-        assert parts.view.quota_of("ada") is None
+        assert parts.view.quota_of("ada").requests_per_second == DEFAULT_QUOTA.requests_per_second
+        await parts.see(await parts.policies.delete_quota("ada", parts.deadline))
+        assert parts.view.quota_of("ada") == parts.view.quota_of("") == DEFAULT_QUOTA
         await parts.see(await parts.policies.set_posture(auth_pb2.POSTURE_OBSERVE, "root", parts.deadline))
         assert parts.view.posture == auth_pb2.POSTURE_OBSERVE

@@ -187,7 +187,8 @@ class FakeAuthService(auth_pb2_grpc.AuthServiceServicer):
         self, request: auth_pb2.ListQuotasRequest, context: grpc.ServicerContext
     ) -> auth_pb2.ListQuotasResponse:
         """Return all."""
-        return auth_pb2.ListQuotasResponse(quotas=self.quotas.values())
+        default = auth_pb2.Quota(user="*", requests_per_second=50_000, connections=0)
+        return auth_pb2.ListQuotasResponse(quotas=self.quotas.values(), default_quota=default)
 
     def CheckAccess(
         self, request: auth_pb2.CheckAccessRequest, context: grpc.ServicerContext

@@ -182,6 +182,17 @@ def test_partitions_that_are_not_created_are_no_changes(metered: Metered) -> Non
     metered.admin.delete_quota("refused")
 
 
+def test_quotas_are_on_by_default(metered: Metered) -> None:
+    """The default is listed as such, applies where no quota sets a bound, and is switched off at run time."""
+    default, *_ = metered.admin.list_quotas()
+    assert (default.user, default.is_default, default.changes_per_minute) == ("*", True, 20_000)
+    metered.admin.put_quota("*", changes_per_minute=0)
+    listed = metered.admin.list_quotas()
+    assert (listed[0], listed[1].is_default, listed[1].changes_per_minute) == (default, False, 0)
+    assert listed[1].requests_per_second is None
+    metered.admin.delete_quota("*")
+
+
 def test_strangers_do_not_keep_users_from_opening_sessions(metered: Metered) -> None:
     """What anybody may ask is not charged to the quota that callers without an identity have at their address."""
     settings = metered.user("late", requests_per_second=1_000)

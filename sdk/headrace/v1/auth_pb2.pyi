@@ -386,10 +386,12 @@ class ListQuotasRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ...) -> None: ...
 
 class ListQuotasResponse(_message.Message):
-    __slots__ = ("quotas",)
+    __slots__ = ("quotas", "default_quota")
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_QUOTA_FIELD_NUMBER: _ClassVar[int]
     quotas: _containers.RepeatedCompositeFieldContainer[Quota]
-    def __init__(self, quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ...) -> None: ...
+    default_quota: Quota
+    def __init__(self, quotas: _Optional[_Iterable[_Union[Quota, _Mapping]]] = ..., default_quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
 
 class CheckAccessRequest(_message.Message):
     __slots__ = ("client_id", "user", "groups", "operation", "resource")

@@ -18,6 +18,7 @@ from headrace.client.admin.identity import (
 from headrace.wire.errors import ConflictError, InvalidRequestError
 
 CREATED_MS = 1_700_000_000_000
+DEFAULT_QUOTA = QuotaDescription("*", 5 << 30, 10 << 30, 50_000, 2_048, 20_000, "", 0, is_default=True)
 ANONYMOUS = CallerDescription("", (), "", (), "open", 0)
 
 
@@ -141,11 +142,11 @@ class FakeUserMethods:
         self,
         user: str,
         *,
-        produce_bytes_per_second: int = 0,
-        fetch_bytes_per_second: int = 0,
-        requests_per_second: int = 0,
-        connections: int = 0,
-        changes_per_minute: int = 0,
+        produce_bytes_per_second: int | None = None,
+        fetch_bytes_per_second: int | None = None,
+        requests_per_second: int | None = None,
+        connections: int | None = None,
+        changes_per_minute: int | None = None,
     ) -> None:
         bounds = produce_bytes_per_second, fetch_bytes_per_second, requests_per_second, connections, changes_per_minute
         self._identity.quotas[user] = QuotaDescription(user, *bounds, "root", CREATED_MS)
@@ -154,7 +155,7 @@ class FakeUserMethods:
         self._identity.quotas.pop(user, None)
 
     def list_quotas(self) -> list[QuotaDescription]:
-        return list(self._identity.quotas.values())
+        return [DEFAULT_QUOTA, *self._identity.quotas.values()]
 
     def check_access(
         self, operation: str, resource: str, *, user: str = "", groups: Sequence[str] = ()

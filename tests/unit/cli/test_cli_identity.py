@@ -307,35 +307,47 @@ def test_issuer_life(headrace: Any, held: Any, tmp_path: Path) -> None:
 def test_quota_life(headrace: Any, held: Any) -> None:
     """What is not given stays, and 0 removes a bound; rates have units."""
     ended = headrace("quota", "set", "billing", "--produce-bytes", "10MB", "--fetch-bytes", "2MiB", "--requests", "500")
-    assert ended.out == "quota of billing: 9.5 MiB/s produced, 2.0 MiB/s fetched, 500 requests/s\n"
-    headrace("quota", "set", "billing", "--produce-bytes", "0", "--connections", "7", "--changes", "60")
+    assert ended.out == "quota of billing: produce 9.5 MiB/s, fetch 2.0 MiB/s, requests 500/s\n"
+    headrace("quota", "set", "billing", "--produce-bytes", "0", "--changes", "60")
     found = held.identity.quotas["billing"]
     assert (found.produce_bytes_per_second, found.fetch_bytes_per_second) == (0, 2 << 20)
-    assert (found.requests_per_second, found.connections, found.changes_per_minute) == (500, 7, 60)
-    assert headrace("quota", "set", "*", "--requests", "0").out == "quota of *: no bounds\n"
+    assert (found.requests_per_second, found.connections, found.changes_per_minute) == (500, None, 60)
+    assert headrace("quota", "set", "*", "--requests", "0").out == "quota of *: requests unbounded\n"
     assert [line.split() for line in headrace("quota", "list").out.splitlines()[1:]] == [
-        ["billing", "-", "2.0", "MiB/s", "500/s", "7", "60/min"],
-        ["*", "-", "-", "-", "-", "-"],
+        ["default", "5.0", "GiB/s", "10.0", "GiB/s", "50000/s", "2048", "20000/min"],
+        ["billing", "unbounded", "2.0", "MiB/s", "500/s", "-", "60/min"],
+        ["*", "-", "-", "unbounded", "-", "-"],
     ]
-    assert json.loads(headrace("quota", "list", "--output", "json").out)[0] == {
+    assert json.loads(headrace("quota", "list", "--output", "json").out)[1] == {
         "user": "billing",
-        "produce_bytes_per_second": None,
+        "produce_bytes_per_second": 0,
         "fetch_bytes_per_second": 2 << 20,
         "requests_per_second": 500,
-        "connections": 7,
+        "connections": None,
         "changes_per_minute": 60,
         "set_by": "root",
         "set_ms": CREATED_MS,
+        "is_default": False,
     }
-    for user, of, requests in (("billing", "billing", 500), ("other", "*", None)):
-        described = json.loads(headrace("quota", "describe", user, "--output", "json").out)
-        assert (described["user"], described["quota_of"], described["requests_per_second"]) == (user, of, requests)
     assert headrace("quota", "delete", "billing", stdin=b"\n", terminal=True).code == ExitCode.FAILED
     assert headrace("quota", "delete", "billing").out == "deleted the quota of billing\n"
     assert list(held.identity.quotas) == ["*"]
-    assert headrace("quota", "describe", "billing").out.splitlines()[1].split() == ["*", "-", "-", "-", "-", "-"]
-    headrace("quota", "delete", "*", "--yes")
-    assert headrace("quota", "describe", "billing").out == "no quotas\n"
+
+
+def test_each_bound_of_a_user_is_described_with_the_quota_that_has_it(headrace: Any, held: Any) -> None:
+    """The user's own one, else that of '*', else the default."""
+    headrace("quota", "set", "billing", "--produce-bytes", "0")
+    headrace("quota", "set", "*", "--requests", "500", "--produce-bytes", "10MB")
+    assert [line.split() for line in headrace("quota", "describe", "billing").out.splitlines()[1:]] == [
+        ["produce", "unbounded", "billing"],
+        ["fetch", "10.0", "GiB/s", "default"],
+        ["requests", "500/s", "*"],
+        ["connections", "2048", "default"],
+        ["changes", "20000/min", "default"],
+    ]
+    described = json.loads(headrace("quota", "describe", "*", "--output", "json").out)
+    assert (described["user"], described["requests_per_second"], described["connections"]) == ("*", 500, 2_048)
+    assert (described["quota_of"]["requests_per_second"], described["quota_of"]["connections"]) == ("*", "default")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.auth_service import SERVICE_NAME, AuthServicer
 from headrace_server.identity.callers import ANONYMOUS, Caller, Identity, Proof
 from headrace_server.identity.gate import Access, set_access
+from headrace_server.identity.quotas import DEFAULT_QUOTA
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.methods import METHODS, Right
 
@@ -143,7 +144,8 @@ async def test_an_administrator_may_do_all_and_reads_its_writes(service):
     assert [issuer.name for issuer in (await call("ListIssuers")).issuers] == ["sso"]
     await call("DeleteIssuer")
     await call("PutQuota")
-    assert (await call("ListQuotas")).quotas[0].set_by == "root"
+    listed = await call("ListQuotas")
+    assert (listed.quotas[0].set_by, listed.default_quota) == ("root", DEFAULT_QUOTA)
     await call("DeleteQuota")
     assert not view.quotas()
     await service.call("root", "DeleteApiKey", key_id=created.api_key.key_id)

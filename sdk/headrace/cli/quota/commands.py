@@ -25,13 +25,15 @@ QuotaUser = Annotated[
         help="A user; '*' is every user without a quota of its own, and callers without an identity, by address.",
     ),
 ]
-BOUNDS = (
-    "produce_bytes_per_second",
-    "fetch_bytes_per_second",
-    "requests_per_second",
-    "connections",
-    "changes_per_minute",
-)
+BOUNDS = {
+    "produce_bytes_per_second": "produce",
+    "fetch_bytes_per_second": "fetch",
+    "requests_per_second": "requests",
+    "connections": "connections",
+    "changes_per_minute": "changes",
+}
+"""Columns of the bounds of a quota."""
+DEFAULT = "default"
 
 
 @app.command("set")
@@ -66,7 +68,7 @@ def set_quota(
         ),
     ] = None,
 ) -> None:
-    """Bound what each broker, and each coordinator, serves a user. Bounds that are not given stay; 0 removes one.
+    """Bound what each broker, and each coordinator, serves a user. Bounds that are not given stay; 0 means no bound.
 
     Answers beyond a rate are sent later, which slows down any client; beyond connections, clients use gRPC. It takes
     effect within seconds, without a restart.
@@ -87,17 +89,17 @@ def set_quota(
     if not changed:
         raise UsageProblem("give --produce-bytes, --fetch-bytes, --requests, --connections or --changes")
     with session.admin() as admin:
-        before = next((quota for quota in admin.list_quotas() if quota.user == user), None)
-        bounds = {name: getattr(before, name, 0) for name in BOUNDS} | changed
+        before = next((quota for quota in admin.list_quotas() if quota.user == user and not quota.is_default), None)
+        bounds = {name: getattr(before, name, None) for name in BOUNDS} | changed
         admin.put_quota(user, **bounds)
-    document: dict[str, JsonValue] = {"user": user, **{name: bound or None for name, bound in bounds.items()}}
-    session.show_change(document, f"quota of {user}: {_bounds_text(bounds)}")
+    said = ", ".join(f"{BOUNDS[name]} {_text(name, bound)}" for name, bound in bounds.items() if bound is not None)
+    session.show_change({"user": user, **bounds}, f"quota of {user}: {said}")
 
 
 @app.command("list")
 @command()
 def list_quotas(session: Session) -> None:
-    """List the quotas.
+    """List the quotas, and the default, which applies to all users where neither their own quota nor that of '*' does.
 
     \b
     Examples:
@@ -106,13 +108,28 @@ def list_quotas(session: Session) -> None:
     """
     with session.admin() as admin:
         quotas = admin.list_quotas()
-    session.show(Report([_row(quota) for quota in quotas], (_table(quotas),)))
+    columns = (
+        Column("USER", "user"),
+        *(Column(column.upper(), column) for column in BOUNDS.values()),
+        Column("SET BY", "set_by", wide=True),
+        Column("SET", "set", wide=True),
+    )
+    rows: list[dict[str, JsonValue]] = [
+        {
+            "user": DEFAULT if quota.is_default else quota.user,
+            **{column: _text(name, getattr(quota, name)) for name, column in BOUNDS.items()},
+            "set_by": quota.set_by or None,
+            "set": moment_text(quota.set_ms),
+        }
+        for quota in quotas
+    ]
+    session.show(Report([_row(quota) for quota in quotas], (TableSection(columns, rows, empty="no quotas"),)))
 
 
 @app.command("describe")
 @command()
 def describe(session: Session, *, user: QuotaUser) -> None:
-    """Show the quota that applies to a user: its own, else that of '*'.
+    """Show the bounds that apply to a user: those of its own quota, else those of '*', else the default.
 
     \b
     Examples:
@@ -120,18 +137,28 @@ def describe(session: Session, *, user: QuotaUser) -> None:
       headrace quota describe billing --output json
     """
     with session.admin() as admin:
-        found = {quota.user: quota for quota in admin.list_quotas()}
-    applied = [found[name] for name in (user, "*") if name in found][:1]
-    document: dict[str, JsonValue] = {"user": user}
-    if applied:
-        document = {**_row(applied[0]), "user": user, "quota_of": applied[0].user}
-    session.show(Report(document, (_table(applied),)))
+        quotas = {DEFAULT if quota.is_default else quota.user: quota for quota in admin.list_quotas()}
+    sources = [name for name in dict.fromkeys((user, "*", DEFAULT)) if name in quotas]
+    applied = {
+        name: next(
+            ((bound, source) for source in sources if (bound := getattr(quotas[source], name)) is not None), (0, None)
+        )
+        for name in BOUNDS
+    }
+    document: dict[str, JsonValue] = {"user": user, **{name: bound for name, (bound, _) in applied.items()}}
+    document["quota_of"] = {name: source for name, (_, source) in applied.items()}
+    columns = (Column("QUOTA", "quota"), Column("BOUND", "bound"), Column("QUOTA OF", "source"))
+    rows: list[dict[str, JsonValue]] = [
+        {"quota": BOUNDS[name], "bound": _text(name, bound), "source": source}
+        for name, (bound, source) in applied.items()
+    ]
+    session.show(Report(document, (TableSection(columns, rows),)))
 
 
 @app.command("delete")
 @command()
 def delete(session: Session, *, user: QuotaUser, yes: Yes = False) -> None:
-    """Delete the quota of a user; that of '*' applies to it then. Asks first on a terminal.
+    """Delete the quota of a user; that of '*' applies to it then, and the default to '*'. Asks first on a terminal.
 
     \b
     Examples:
@@ -144,31 +171,6 @@ def delete(session: Session, *, user: QuotaUser, yes: Yes = False) -> None:
     session.show_change({"deleted": user}, f"deleted the quota of {user}")
 
 
-def _table(quotas: "list[QuotaDescription]") -> TableSection:
-    columns = (
-        Column("USER", "user"),
-        Column("PRODUCE", "produce"),
-        Column("FETCH", "fetch"),
-        Column("REQUESTS", "requests"),
-        Column("CONNECTIONS", "connections"),
-        Column("CHANGES", "changes"),
-        Column("SET BY", "set_by", wide=True),
-        Column("SET", "set", wide=True),
-    )
-    shown: list[dict[str, JsonValue]] = [
-        {
-            **_row(quota),
-            "produce": _per_second(quota.produce_bytes_per_second),
-            "fetch": _per_second(quota.fetch_bytes_per_second),
-            "requests": f"{quota.requests_per_second}/s" if quota.requests_per_second else None,
-            "changes": f"{quota.changes_per_minute}/min" if quota.changes_per_minute else None,
-            "set": moment_text(quota.set_ms),
-        }
-        for quota in quotas
-    ]
-    return TableSection(columns, shown, empty="no quotas")
-
-
 def _rate(option: str, text: str | None) -> int | None:
     """Return bytes per second; `0` is one, and means no bound."""
     if text is None:
@@ -176,25 +178,20 @@ def _rate(option: str, text: str | None) -> int | None:
     return 0 if text == "0" else parse_rate(text, option)
 
 
-def _per_second(rate: int) -> str | None:
-    return f"{bytes_text(rate)}/s" if rate else None
-
-
-def _bounds_text(bounds: "dict[str, int]") -> str:
-    said = [
-        (bytes_text(bounds["produce_bytes_per_second"]), "/s produced", bounds["produce_bytes_per_second"]),
-        (bytes_text(bounds["fetch_bytes_per_second"]), "/s fetched", bounds["fetch_bytes_per_second"]),
-        (str(bounds["requests_per_second"]), " requests/s", bounds["requests_per_second"]),
-        (str(bounds["connections"]), " connections", bounds["connections"]),
-        (str(bounds["changes_per_minute"]), " changes/min", bounds["changes_per_minute"]),
-    ]
-    return ", ".join(f"{number}{unit}" for number, unit, bound in said if bound) or "no bounds"
+def _text(name: str, bound: int | None) -> str | None:
+    """Return a bound for people; `None` if it is not set."""
+    if not bound:
+        return None if bound is None else "unbounded"
+    if "bytes" in name:
+        return f"{bytes_text(bound)}/s"
+    return str(bound) + {"requests_per_second": "/s", "changes_per_minute": "/min"}.get(name, "")
 
 
 def _row(quota: "QuotaDescription") -> dict[str, JsonValue]:
     return {
         "user": quota.user,
-        **{name: getattr(quota, name) or None for name in BOUNDS},
+        **{name: getattr(quota, name) for name in BOUNDS},
         "set_by": quota.set_by or None,
         "set_ms": quota.set_ms or None,
+        "is_default": quota.is_default,
     }

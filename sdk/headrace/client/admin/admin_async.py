@@ -754,14 +754,16 @@ class AsyncAdmin:
         self,
         user: str,
         *,
-        produce_bytes_per_second: int = 0,
-        fetch_bytes_per_second: int = 0,
-        requests_per_second: int = 0,
-        connections: int = 0,
-        changes_per_minute: int = 0,
+        produce_bytes_per_second: int | None = None,
+        fetch_bytes_per_second: int | None = None,
+        requests_per_second: int | None = None,
+        connections: int | None = None,
+        changes_per_minute: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Bound what each broker, and each coordinator, serves one user. Replaces the user's quota; 0 means no bound.
+        """Bound what each broker, and each coordinator, serves one user. Replaces the user's quota.
+
+        A bound of `None` is that of `*`, and the default where `*` has none; 0 means no bound.
 
         Args:
             user: name of a user, or `*`: every user without a quota of its own, and callers without an identity, by
@@ -778,14 +780,14 @@ class AsyncAdmin:
             InvalidRequestError: If no user can have the name.
             MetadataLimitError: If there are too many quotas.
         """
-        quota = quota_of(
-            user,
-            produce_bytes_per_second=produce_bytes_per_second,
-            fetch_bytes_per_second=fetch_bytes_per_second,
-            requests_per_second=requests_per_second,
-            connections=connections,
-            changes_per_minute=changes_per_minute,
-        )
+        bounds = {
+            "produce_bytes_per_second": produce_bytes_per_second,
+            "fetch_bytes_per_second": fetch_bytes_per_second,
+            "requests_per_second": requests_per_second,
+            "connections": connections,
+            "changes_per_minute": changes_per_minute,
+        }
+        quota = quota_of(user, bounds)
         await self._run(self._identity.put_quota(quota, timeout))
 
     async def delete_quota(self, user: str, *, timeout: float | None = None) -> None:
@@ -793,7 +795,7 @@ class AsyncAdmin:
         await self._run(self._identity.delete_quota(user, timeout))
 
     async def list_quotas(self, *, timeout: float | None = None) -> list[QuotaDescription]:
-        """Return all quotas by user; that of `*` is the first one."""
+        """Return all quotas by user, that of `*` first; before them the default, if the servers have one."""
         return await self._run(self._identity.list_quotas(timeout))
 
     async def check_access(

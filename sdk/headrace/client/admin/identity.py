@@ -1,7 +1,8 @@
 """Users, API keys, grants, roles, issuers and quotas, as `Admin` returns them. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.client.base.errors import ConfigError
 from headrace.v1 import auth_pb2
@@ -103,21 +104,26 @@ class IssuerDescription:
 
 @dataclass(frozen=True, slots=True)
 class QuotaDescription:
-    """Rates at which each broker, and each coordinator, serves one user; 0 means no bound."""
+    """Rates at which each broker, and each coordinator, serves one user; 0 means no bound.
+
+    `None` means that the bound is that of `*`, and the default where `*` has none.
+    """
 
     user: str
     """Name of a user, or `*`: every user without a quota of its own, and callers without an identity, by address."""
-    produce_bytes_per_second: int
+    produce_bytes_per_second: int | None
     """Bytes of batches that a broker appends."""
-    fetch_bytes_per_second: int
+    fetch_bytes_per_second: int | None
     """Bytes of batches that a broker sends."""
-    requests_per_second: int
-    connections: int
+    requests_per_second: int | None
+    connections: int | None
     """Connections of the native protocol to a broker."""
-    changes_per_minute: int
+    changes_per_minute: int | None
     """Administrative requests, except those about identity, and partitions that they create."""
     set_by: str
     set_ms: int
+    is_default: bool = False
+    """Whether it has the bounds that no administrator has set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,37 +154,18 @@ class CallerDescription:
     """Time until the session ends; 0 means that it ends with the connection."""
 
 
-def quota_of(
-    user: str,
-    *,
-    produce_bytes_per_second: int,
-    fetch_bytes_per_second: int,
-    requests_per_second: int,
-    connections: int,
-    changes_per_minute: int,
-) -> auth_pb2.Quota:
-    """Return the message of a quota.
+def quota_of(user: str, bounds: Mapping[str, int | None]) -> auth_pb2.Quota:
+    """Return the message of a quota; bounds that are `None` are not set.
 
     Raises:
         ConfigError: If a bound is negative or does not fit into its field.
     """
-    for name, bound, largest in (
-        ("produce_bytes_per_second", produce_bytes_per_second, _MAX_RATE),
-        ("fetch_bytes_per_second", fetch_bytes_per_second, _MAX_RATE),
-        ("requests_per_second", requests_per_second, _MAX_RATE),
-        ("connections", connections, _MAX_CONNECTIONS),
-        ("changes_per_minute", changes_per_minute, _MAX_RATE),
-    ):
+    given: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+    for name, bound in given.items():
+        largest = _MAX_CONNECTIONS if name == "connections" else _MAX_RATE
         if not 0 <= bound <= largest:
             raise ConfigError(f"{name} = {bound} is not between 0 and {largest}", action="Give 0 for no bound.")
-    return auth_pb2.Quota(
-        user=user,
-        produce_bytes_per_second=produce_bytes_per_second,
-        fetch_bytes_per_second=fetch_bytes_per_second,
-        requests_per_second=requests_per_second,
-        connections=connections,
-        changes_per_minute=changes_per_minute,
-    )
+    return auth_pb2.Quota(user=user, **given)
 
 
 def posture_of(name: str) -> auth_pb2.Posture:
@@ -253,21 +240,25 @@ def issuer_descriptions(response: auth_pb2.ListIssuersResponse) -> list[IssuerDe
 
 
 def quota_descriptions(response: auth_pb2.ListQuotasResponse) -> list[QuotaDescription]:
-    """Return the descriptions of quotas by user."""
-    found = [
-        QuotaDescription(
-            quota.user,
-            quota.produce_bytes_per_second,
-            quota.fetch_bytes_per_second,
-            quota.requests_per_second,
-            quota.connections,
-            quota.changes_per_minute,
-            quota.set_by,
-            quota.set_ms,
-        )
-        for quota in response.quotas
-    ]
-    return sorted(found, key=lambda quota: quota.user)
+    """Return the descriptions of quotas by user; before them that of the default, if the servers have one."""
+    found = sorted((_quota_description(quota) for quota in response.quotas), key=lambda quota: quota.user)
+    if response.HasField("default_quota"):
+        found.insert(0, _quota_description(response.default_quota, is_default=True))
+    return found
+
+
+def _quota_description(quota: auth_pb2.Quota, *, is_default: bool = False) -> QuotaDescription:
+    return QuotaDescription(
+        quota.user,
+        quota.produce_bytes_per_second if quota.HasField("produce_bytes_per_second") else None,
+        quota.fetch_bytes_per_second if quota.HasField("fetch_bytes_per_second") else None,
+        quota.requests_per_second if quota.HasField("requests_per_second") else None,
+        quota.connections if quota.HasField("connections") else None,
+        quota.changes_per_minute if quota.HasField("changes_per_minute") else None,
+        quota.set_by,
+        quota.set_ms,
+        is_default,
+    )
 
 
 def access_decision(response: auth_pb2.CheckAccessResponse) -> AccessDecision:

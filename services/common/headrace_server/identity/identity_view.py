@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import HeadraceError
 
-from headrace_server.identity.quotas import EVERY_USER
+from headrace_server.identity.quotas import DEFAULT_QUOTA, EVERY_USER
 from headrace_server.identity.rights import ROLES, Operation, Pattern, ResourceKind, parse_operations, parse_pattern
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import (
@@ -77,6 +77,7 @@ class IdentityView:
         self._own_roles: dict[str, Operation] = {}
         self._quotas: dict[bytes, auth_pb2.Quota] = {}
         self._quota_of: dict[str, auth_pb2.Quota] = {}
+        self._applied_quotas: dict[str, auth_pb2.Quota] = {}
         self._grants: dict[bytes, auth_pb2.Grant] = {}
         self._of_principal: dict[str, dict[bytes, auth_pb2.Grant]] = {}
         self._on_cluster: dict[bytes, auth_pb2.Grant] = {}
@@ -153,12 +154,20 @@ class IdentityView:
         return principal in self._of_principal
 
     def quotas(self) -> list[auth_pb2.Quota]:
-        """Return all quotas, by user."""
+        """Return all quotas that were set, by user."""
         return [self._quota_of[user] for user in sorted(self._quota_of)]
 
-    def quota_of(self, user: str) -> auth_pb2.Quota | None:
+    def quota_of(self, user: str) -> auth_pb2.Quota:
         """See `quotas.QuotaSource`."""
-        return self._quota_of.get(user) or self._quota_of.get(EVERY_USER)
+        if user not in self._quota_of:
+            user = EVERY_USER
+        applied = self._applied_quotas.get(user)
+        if applied is None:
+            applied = self._applied_quotas[user] = auth_pb2.Quota()
+            for quota in (DEFAULT_QUOTA, self._quota_of.get(EVERY_USER), self._quota_of.get(user)):
+                if quota is not None:
+                    applied.MergeFrom(quota)
+        return applied
 
     # --- changes ---
 
@@ -185,6 +194,7 @@ class IdentityView:
             case QuotaKey():
                 _set(self._quotas, parsed.quota_id, self._decode(found, auth_pb2.Quota))
                 self._quota_of = {quota.user: quota for quota in self._quotas.values()}
+                self._applied_quotas = {}
             case ClusterSecretsKey():
                 secrets = self._decode(found, metadata_pb2.ClusterSecrets) or metadata_pb2.ClusterSecrets()
                 self.stored_secrets = secrets

@@ -17,6 +17,7 @@ from headrace_server.clock import Clock
 from headrace_server.identity.callers import Proof, explain, to_api_key, to_user
 from headrace_server.identity.gate import IdentityGate, access
 from headrace_server.identity.identity_view import IdentityView
+from headrace_server.identity.quotas import DEFAULT_QUOTA
 from headrace_server.identity.rights import (
     EVERYTHING,
     ROLES,
@@ -233,7 +234,7 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def ListQuotas(self, request: auth_pb2.ListQuotasRequest, context: Any) -> auth_pb2.ListQuotasResponse:
         """See the proto."""
         _caller_name(request.client_id)
-        return auth_pb2.ListQuotasResponse(quotas=self._view.quotas())
+        return auth_pb2.ListQuotasResponse(quotas=self._view.quotas(), default_quota=DEFAULT_QUOTA)
 
     # --- access ---
 

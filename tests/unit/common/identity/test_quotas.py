@@ -15,7 +15,7 @@ class Source:
         self.quotas = quotas
 
     def quota_of(self, user):
-        return self.quotas.get(user) or self.quotas.get("every")
+        return self.quotas.get(user) or self.quotas.get("every") or auth_pb2.Quota()
 
 
 class Ledger:
