@@ -176,6 +176,12 @@ MATRIX: dict[str, dict[str, Any]] = {
         "coordinator": {"service": {"type": "LoadBalancer"}, "advertisedAddress": "log.example.org:7170"},
         "topics": [{"name": "plain"}],
     },
+    "quotas and tokens of service accounts": {
+        "identity": {
+            "kubernetesIssuer": "https://kubernetes.default.svc.cluster.local",
+            "quotas": [{"user": "*", "produceBytes": "10MB", "changes": 60}],
+        },
+    },
     "identities observed": {**OPEN, "identity": {"posture": "observe"}, "topics": [{"name": "plain"}]},
     "identities optional": {
         **OPEN,
@@ -310,6 +316,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "Set tls.enabled=true and identity.posture=required or tls.clientAuth=required, or insecure=true",
     ),
+    (
+        {**OPEN, "identity": {"posture": "open", "quotas": [{"user": "*", "changes": 60}]}},
+        "identity.quotas or identity.kubernetesIssuer is given, identity.posture is open",
+    ),
+    ({"identity": {"quotas": [{"user": "*"}]}}, "minProperties"),
+    ({"identity": {"kubernetesIssuer": "http://id"}}, "does not match pattern"),
     ({"identity": {"posture": "closed"}}, "value must be one of '', 'open', 'observe', 'required'"),
     ({"identity": {"adminKey": "hrk_"}}, "additional properties 'adminKey' not allowed"),
     ({"broker": {"settings": {"posture": "required"}}}, "additional properties 'posture' not allowed"),

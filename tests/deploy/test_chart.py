@@ -633,6 +633,32 @@ def test_pod_template_is_merged_over_all(render: Render) -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
 
 
+def test_quotas_and_the_issuer_are_set_by_the_job_of_topics(render: Render) -> None:
+    """By the administrator's key; only with the issuer may anybody read the API server's public keys."""
+    assert not select(render(), "ClusterRoleBinding") + select(render(), "Job", "-topics")
+    quotas = [
+        {"user": "*", "produceBytes": "10MB", "changes": 0},
+        {"user": "web", "fetchBytes": 0, "requests": 2000000},
+    ]
+    identity = {"quotas": quotas, "kubernetesIssuer": "https://kubernetes.default.svc.cluster.local"}
+    objects = render({"identity": identity})
+    pod = one(objects, "Job", "-topics")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][0].splitlines() == [
+        "set -eu",
+        "headrace issuer create kubernetes --issuer 'https://kubernetes.default.svc.cluster.local' --audience headrace "
+        "--keys-url https://kubernetes.default.svc/openid/v1/jwks --keys-ca-file /etc/kubernetes-ca/ca.crt",
+        "headrace quota set '*' --produce-bytes 10MB --changes 0",
+        "headrace quota set 'web' --fetch-bytes 0 --requests 2000000",
+    ]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounts["kubernetes-ca"] == "/etc/kubernetes-ca"
+    assert {"name": "kubernetes-ca", "configMap": {"name": "kube-root-ca.crt"}} in pod["volumes"]
+    binding = one(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == "system:service-account-issuer-discovery"
+    assert [each["name"] for each in binding["subjects"]] == ["system:unauthenticated"]
+
+
 def test_hooks_say_what_they_do(render: Render) -> None:
     """Scaling down is guarded before an upgrade, topics are made after it, the test produces and consumes."""
     objects = render({"topics": EVERYTHING["topics"]})

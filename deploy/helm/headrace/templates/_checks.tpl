@@ -54,6 +54,9 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- fail (printf "there is no secret %s in namespace %s: make it first, with password, and root-password for the bundled etcd" $password .Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (or .Values.identity.quotas .Values.identity.kubernetesIssuer) (not (include "headrace.hasAdmin" .)) -}}
+{{- fail "identity.quotas or identity.kubernetesIssuer is given, identity.posture is open, and only an administrator sets them: name the secret with an administrator's API key in identity.adminSecretName" -}}
+{{- end -}}
 {{- $mirror := .Values.mirror -}}
 {{- if $mirror.enabled -}}
 {{- if and (ne $posture "open") (not $mirror.apiKeySecretName) -}}

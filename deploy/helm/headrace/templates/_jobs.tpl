@@ -1,6 +1,7 @@
 {{/*
 The pod of a job that runs the command line: (dict "root" $ "component" "topics" "container" TEXT). With "secretOptional"
-it starts also where the secrets of TLS and of the administrator are not there; with "anonymous" it has no API key.
+it starts also where the secrets of TLS and of the administrator are not there; with "anonymous" it has no API key. With
+"kubernetesCa" it has the certificates of the API server's authority.
 */}}
 {{- define "headrace.jobPod" -}}
 metadata:
@@ -66,6 +67,9 @@ containers:
       {{- if $hasKey }}
       - {name: admin, mountPath: /etc/headrace-admin, readOnly: true}
       {{- end }}
+      {{- if .kubernetesCa }}
+      - {name: kubernetes-ca, mountPath: /etc/kubernetes-ca, readOnly: true}
+      {{- end }}
       {{- if include "headrace.tls" .root }}
       - {name: tls, mountPath: /etc/headrace-tls, readOnly: true}
       {{- end }}
@@ -75,6 +79,10 @@ volumes:
   {{- if $hasKey }}
   - name: admin
     secret: {secretName: {{ include "headrace.adminSecret" .root }}, defaultMode: 0440{{ if .secretOptional }}, optional: true{{ end }}}
+  {{- end }}
+  {{- if .kubernetesCa }}
+  - name: kubernetes-ca
+    configMap: {name: kube-root-ca.crt}
   {{- end }}
   {{- if include "headrace.tls" .root }}
   - name: tls
