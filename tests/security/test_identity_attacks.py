@@ -132,6 +132,31 @@ def test_a_flood_of_forged_hellos(secured: Witness) -> None:
     assert log_lines(secured) - lines < 25
 
 
+@pytest.mark.native
+def test_an_address_of_wrong_hellos_is_kept_out(secured: Witness) -> None:
+    """After a thousand at once the kernel diverts its connections, as those of calls; others are served."""
+    address, source = secured.address("native"), "127.7.7.7"
+    log = secured.cluster.brokers[0].log_file
+    with bounded(secured, cpu_seconds=30.0, mib=32):
+        answered = 0
+        while is_answered(address, source) or source not in log.read_text(errors="replace"):
+            answered += 1
+            assert answered < 5_000
+        assert answered >= 1_000
+        assert is_answered(address, "127.7.7.8")
+
+
+def is_answered(address: str, source: str) -> bool:
+    """Whether a wrong Hello from there is answered; where it is not, only the time shows it."""
+    with closing(connect(address, source=source)) as connection:
+        connection.settimeout(1)
+        connection.sendall(hello(FORGED[0]))
+        try:
+            return bool(connection.recv(1))
+        except OSError:
+            return False
+
+
 def hello(session: str) -> bytes:
     """The first bytes of a connection of the native protocol."""
     message = native_pb2.Hello(client_id="stranger", handshake=own_handshake(), session=session).SerializeToString()

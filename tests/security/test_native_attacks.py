@@ -30,13 +30,13 @@ REFUSED = frame_head(Kind.REQUEST, b"", method=MethodCode.FETCH, correlation=1)
 """It has no deadline."""
 
 
-def connect(address: str, *, receive_bytes: int = 0) -> socket.socket:
+def connect(address: str, *, receive_bytes: int = 0, source: str = STRANGER) -> socket.socket:
     """A connection of the stranger's; with a receive buffer of about this size."""
     host, _, port = address.rpartition(":")
     connection = socket.socket()
     if receive_bytes:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.bind((STRANGER, 0))
+    connection.bind((source, 0))
     connection.settimeout(SECONDS)
     connection.connect((host, int(port)))
     return connection

@@ -1,4 +1,4 @@
-"""Access to the sockets of a gRPC listener in this process, which gRPC for Python does not expose."""
+"""Access to the sockets of a listener in this process; gRPC for Python does not expose its own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def end(port: int, ending: Collection[tuple[str, int]]) -> None:
 class Diversion:
     """Listening sockets that never accept, to which the kernel diverts connections of blocked callers.
 
-    gRPC listens with SO_REUSEPORT, so that another socket can listen at the same port, and a BPF program selects
+    The listener has SO_REUSEPORT, so that another socket can listen at the same port, and a BPF program selects
     the socket of each connection. That needs no privilege. The kernel fills the queue of the other socket and drops
     further connections.
     """
@@ -106,7 +106,7 @@ def _listen_beside(listener: socket.socket) -> socket.socket:
 
 
 def program_of(callers: Collection[str]) -> list[Instruction]:
-    """Return the program that selects socket 1 (the diversion) for these callers, and 0 (gRPC's) for all others."""
+    """Return the program that selects 1 (the diversion) for these callers, and 0 (the listener) for all others."""
     version_4: list[Instruction] = [(LOAD_WORD, 0, 0, IP_HEADER + 12)]
     version_6: list[Instruction] = []
     for network in map(ip_network, callers):

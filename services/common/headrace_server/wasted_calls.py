@@ -1,4 +1,5 @@
-"""Protection against callers that send call headers without a request, or cancel calls before they are read.
+"""Protection against callers that send call headers without a request, or cancel calls before they are read, and
+callers whose connections of the native protocol break, or are refused for a wrong session.
 
 grpc.aio spends 100 to 150 us of the event loop on a call before `admission` sees it, even if the caller has cancelled
 it or its connection closed while it was queued in gRPC's core. That cost cannot be avoided once the call has arrived,
@@ -30,7 +31,10 @@ PASS_SECONDS = 0.1
 
 
 class WastedCalls:
-    """Recently wasted calls by caller, for one listener. Belongs to an event loop; inactive until `start`."""
+    """Recently wasted calls, or broken connections, by caller, for one listener.
+
+    Belongs to an event loop; inactive until `start`.
+    """
 
     def __init__(self) -> None:
         self._rates = Rates(calls=CALLS_PER_SECOND)
@@ -62,7 +66,7 @@ class WastedCalls:
                 return
             if len(self._shut_out) >= MAX_SHUT_OUT:
                 return
-            log.warning("caller_blocked", peer=caller, reason="too many calls without a request")
+            log.warning("caller_blocked", peer=caller, reason="too many wasted calls or refused connections")
             self._shut_out[caller] = Counter()
             if self._keeping is None:
                 self._keeping = asyncio.create_task(self._keep_out(Diversion(self._port)))

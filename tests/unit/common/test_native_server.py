@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -911,3 +912,19 @@ async def test_answers_behind_a_file_keep_their_order(log):
                 answered.append(header.correlation)
                 last = header.correlation
         assert sorted(answered) == list(range(1, 61))
+
+
+async def test_others_have_a_turn_between_connections_that_wait():
+    """A flood of connections in the kernel's queue is not accepted in one turn of the event loop."""
+    count, at_once = 100, 0
+    async with serving(max_connections=4 * count) as bench:
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                stack.enter_context(socket.create_connection((bench.host, bench.port), SECONDS))
+            before = 0
+            async with asyncio.timeout(SECONDS):
+                while before < count:
+                    await asyncio.sleep(0)
+                    accepted = len(bench.server._connections)
+                    at_once, before = max(at_once, accepted - before), accepted
+    assert at_once <= 2

@@ -27,6 +27,11 @@ STALL_SECONDS = 30.0
 """A peer that takes nothing of what waits for it for so long is cut off."""
 
 
+def peer_name(host: str, port: int) -> str:
+    """Return the name of a peer, as gRPC does."""
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
 class Owner(Protocol):
     """The server or client that a connection belongs to."""
 
@@ -39,8 +44,8 @@ class Owner(Protocol):
     def leave(self, connection: FramedConnection) -> None:
         """Forget a connection that is lost."""
 
-    def count_broken(self) -> None:
-        """Count a connection that broke the protocol or took too long."""
+    def count_broken(self, peer: str) -> None:
+        """Count a connection of `peer` that broke the protocol, took too long, or was refused."""
 
     def count_sent(self, size_bytes: int) -> None:
         """Count bytes that `sendfile` has sent."""
@@ -96,8 +101,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         address = transport.get_extra_info("peername") or ("", 0)
         self.host = caller(address[0])
-        family = "ipv6:[{}]:{}" if ":" in address[0] else "ipv4:{}:{}"
-        self.name = family.format(address[0], address[1])
+        self.name = peer_name(address[0], address[1])
         self._names = _names_of(transport.get_extra_info("peercert"))
         self._outgoing = OutgoingQueue(self._transport, self._owner.executor, self._owner.count_sent)
         self._outgoing.begin()
@@ -152,7 +156,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def end(self, why: str) -> None:
         """Close the connection at once."""
-        self._owner.count_broken()
+        self._owner.count_broken(self.name)
         log.info("native_connection_ended", peer=self.name, cause=why)
         self._transport.abort()
 
@@ -162,7 +166,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def _break(self, error: HeadraceError) -> None:
         """Send what is wrong with the connection, and close it."""
-        self._owner.count_broken()
+        self._owner.count_broken(self.name)
         is_of_protocol = isinstance(error, InvalidRequestError | UnsupportedVersionError)
         note = log.info if is_of_protocol else log.debug  # The gate logs refused identities, at a bounded rate.
         note("native_connection_broken", peer=self.name, cause=error.message)

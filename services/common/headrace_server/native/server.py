@@ -2,6 +2,7 @@
 
 Connections are limited, and an idle one costs its client nothing. If `n` addresses have connections, none gets more
 than `1 / (n + 1)` of the maximum, and a new connection beyond the limit replaces the one that has been idle longest.
+An address whose connections break or are refused more often than its gRPC calls may be wasted is blocked like it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from headrace_server.identity.gate import IdentityGate
 from headrace_server.instruments import LoopCounter
 from headrace_server.native.call import NativeMethod
 from headrace_server.native.connection import NativeConnection
-from headrace_server.native.framed_connection import FramedConnection
+from headrace_server.native.framed_connection import FramedConnection, peer_name
 from headrace_server.places import RETRY_AFTER_MS, Places, share_of
 from headrace_server.rpc import check_free, split_address
+from headrace_server.wasted_calls import WastedCalls
 
 log = structlog.get_logger(__name__)
 
@@ -124,6 +126,7 @@ class NativeServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._handshakes: set[asyncio.Task[None]] = set()
         self._tell_at_seconds = -math.inf
+        self._wasted = WastedCalls()
         metrics.connections.set_function(lambda: len(self._connections))
 
     async def start(self, listen: str, make_context: Callable[[], ssl.SSLContext] | None = None) -> str:
@@ -135,17 +138,20 @@ class NativeServer:
         check_free(listen)
         host, port = split_address(listen)
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-        self._listener = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+        self._listener = socket.create_server((host.strip("[]"), port), family=family, backlog=1024, reuse_port=True)
         self._listener.setblocking(False)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept(self._listener, make_context)), loop.create_task(self._look())]
-        return f"{host}:{self._listener.getsockname()[1]}"
+        bound = self._listener.getsockname()[1]
+        self._wasted.start(bound)
+        return f"{host}:{bound}"
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept no more connections and requests, wait for those in progress, and close all. Idempotent."""
         for task in (*self._tasks, *self._handshakes):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._handshakes, return_exceptions=True)
+        self._wasted.stop()
         if self._listener is not None:
             self._listener.close()
         for connection in self._connections:
@@ -160,20 +166,21 @@ class NativeServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listener)
+                accepted, (peer_host, peer_port, *_) = await loop.sock_accept(listener)
             except OSError as error:  # For example out of file descriptors; the client falls back to gRPC.
                 log.warning("native_not_accepted", cause=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             context = None if make_context is None else make_context()
-            task = loop.create_task(self._connect(accepted, context))
+            task = loop.create_task(self._connect(accepted, context, peer_name(peer_host, peer_port)))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
+            await asyncio.sleep(0)  # `sock_accept` does not, while connections wait: others would for all of them.
             if len(self._handshakes) >= MAX_HANDSHAKES:
                 await asyncio.wait(self._handshakes, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _connect(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+    async def _connect(self, accepted: socket.socket, context: ssl.SSLContext | None, peer: str) -> None:
         loop = asyncio.get_running_loop()
         timeout = None if context is None else HANDSHAKE_SECONDS
         try:
@@ -181,7 +188,7 @@ class NativeServer:
                 lambda: self._connect_to(self), accepted, ssl=context, ssl_handshake_timeout=timeout
             )
         except OSError as error:  # of TLS, too
-            self._metrics.broken.inc()
+            self.count_broken(peer)
             log.info("native_handshake_failed", cause=str(error))
 
     async def _look(self) -> None:
@@ -224,9 +231,10 @@ class NativeServer:
             if not own:
                 del self._hosts[connection.host]
 
-    def count_broken(self) -> None:
+    def count_broken(self, peer: str) -> None:
         """See `Owner`."""
         self._metrics.broken.inc()
+        self._wasted.count(peer, of_connection=False)  # The connection ends by itself.
 
     def count_sent(self, size_bytes: int) -> None:
         """See `Owner`."""

@@ -300,7 +300,7 @@ class _Client:
     def leave(self, connection: FramedConnection) -> None:
         """See `Owner`."""
 
-    def count_broken(self) -> None:
+    def count_broken(self, peer: str) -> None:
         """See `Owner`."""
 
     def count_sent(self, size_bytes: int) -> None:
