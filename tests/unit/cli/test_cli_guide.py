@@ -1,5 +1,6 @@
 """The guides about the command line say what the code says, and show only command lines that exist."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -23,12 +24,20 @@ TREE: Any = command_tree.__wrapped__()
 
 
 def shown_command_lines() -> list[str]:
-    """Every `headrace ...` in the shell blocks, without comments, pipes and redirections."""
+    """Every `headrace ...` in the shell blocks of all guides, without comments, pipes and redirections."""
     found = []
-    for block in re.findall(r"^```sh\n(.*?)^```", GUIDE + OPERATIONS + GROUPS, re.MULTILINE | re.DOTALL):
-        for line in block.splitlines():
-            found += re.findall(r"headrace [^|<#)\"]+", line.partition("  #")[0])
-    return found
+    for page in sorted(GUIDES.glob("*.md")):
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                found += [_one_command(text) for text in re.findall(r"(?:^|[|(;] ?)(headrace .*)", line)]
+    return list(dict.fromkeys(found))
+
+
+def _one_command(text: str) -> str:
+    """Return the words of the first command in a line of the shell."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="|<>;&()")
+    lexer.whitespace_split = True
+    return shlex.join(itertools.takewhile(lambda word: word[:1] not in tuple(lexer.punctuation_chars), lexer))
 
 
 def test_tables_are_those_of_the_code() -> None:
