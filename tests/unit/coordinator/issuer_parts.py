@@ -60,6 +60,10 @@ def encode(part):
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
+KUBERNETES_KEYS = "/openid/v1/jwks"
+"""Where an API server has its keys, of a media type that it sends only if it is accepted."""
+
+
 class IssuerServer:
     """An https server on loopback; `answers` has what it sends by path."""
 
@@ -94,6 +98,8 @@ class IssuerServer:
             def do_GET(self):
                 server.asked.append(self.path)
                 answer = server.answers.get(self.path, 404)
+                if self.path == KUBERNETES_KEYS and "application/jwk-set+json" not in self.headers["Accept"]:
+                    answer = 406
                 if answer == "slow":
                     self._drip()
                 elif isinstance(answer, int):

@@ -27,6 +27,7 @@ from tests.unit.coordinator.issuer_parts import (
     AUDIENCE,
     ISSUER,
     KEYS,
+    KUBERNETES_KEYS,
     NOW,
     IssuerServer,
     claims,
@@ -292,6 +293,13 @@ async def test_keys_that_cannot_be_read_are_an_error_that_passes(verifier, serve
     assert len(server.asked) == asked
     server.answers["/keys"] = GOOD
     verifier.clock.advance(MISS_MS)
+    await verifier.verify(token())
+
+
+async def test_the_api_server_of_kubernetes_sends_its_keys(verifier, server):
+    """It answers 406 if the media type of a key set is not accepted."""
+    server.answers[KUBERNETES_KEYS] = GOOD
+    verifier.accept(server.url(KUBERNETES_KEYS), keys_ca_pem=server.ca_pem)
     await verifier.verify(token())
 
 

@@ -27,6 +27,8 @@ TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 1 << 20
 MAX_REDIRECTS = 3
 DISCOVERY = "/.well-known/openid-configuration"
+ACCEPTED = "application/json, application/jwk-set+json"
+"""Media types of a configuration and of a key set; the API server of Kubernetes sends no others than are accepted."""
 _THREADS = 8
 _CHUNK_BYTES = 64 << 10
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -157,7 +159,7 @@ class _Fetch:
             self._use(connection)
             connection.connect()
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request("GET", target, headers={"Accept": "application/json", "Connection": "close"})
+            connection.request("GET", target, headers={"Accept": ACCEPTED, "Connection": "close"})
             response = connection.getresponse()
             if response.status in _REDIRECTS:
                 return None, response.headers.get("Location", "")
