@@ -2,7 +2,8 @@
 
 A cluster of two brokers that requires identities. The user is the neighbour of `bench.connections`, a producer that
 sends 100 records per second, one at a time, to the first broker. Next to it, in processes of their own: a user that
-produces all it can to the second broker, without and with a quota to the first one; calls with forged session tokens.
+produces all it can to the second broker, without and with a quota to the first one; forged session tokens from many
+addresses, over both protocols (`bench.forged_tokens`).
 The second broker shares nothing but the machine with the first one: what the neighbour notices of a greedy user there
 is the scheduler's share, and what it notices of one on its own broker is that and the broker's. A core that is kept
 busy is the least of the machine's shares. Then etcd is killed for a while. Prints a line of JSON for each case, and
@@ -11,7 +12,6 @@ one with the ratios of the neighbour's p99.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -22,15 +22,12 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Annotated, Any
 
-import grpc
 import headrace
 import typer
-from headrace.v1 import broker_pb2_grpc, cluster_pb2
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
-from headrace_server.identity.session_tokens import sign_session
-from headrace_server.internal_v1 import metadata_pb2
 
 from bench.connections import TOPIC, Neighbour, burn, strangers
+from bench.forged_tokens import call_with_forged, greet_with_forged
 from bench.open_loop import percentiles
 from bench.processor import processor_seconds
 
@@ -39,7 +36,8 @@ GREEDY_TOPICS = ("greedy", "greedy-elsewhere")
 KEPT = {"durability": "async", "segment_bytes": 64 << 20, "retention_bytes": 256 << 20}
 """A greedy user writes a few hundred MB each second: its topics must not fill the disk."""
 VALUE = bytes(1_000)
-FORGED_IN_FLIGHT = 64
+FORGERS = (1, 200)
+"""Addresses from which forged tokens come."""
 QUOTA_BYTES = 1_000_000
 QUOTA_WARM_UP_SECONDS = 5.0
 """After it what a user that was idle may use at once is used."""
@@ -57,32 +55,6 @@ def grab(address: str, _count: int, pipe: Connection) -> None:
             producer.send(topic, VALUE)
         count += 1_000
     pipe.send(count)
-
-
-def forge(address: str, _count: int, pipe: Connection) -> None:
-    """Call with session tokens that no key of the cluster has signed until told; report how many calls failed."""
-    pipe.send(None)
-    pipe.send(asyncio.run(_forge(address, pipe)))
-
-
-async def _forge(address: str, pipe: Connection) -> int:
-    calls = 0
-    request = cluster_pb2.GetMetadataRequest()
-    now_ms = round(time.time() * 1000)
-
-    async def work(stub: broker_pb2_grpc.BrokerServiceStub, number: int) -> None:
-        nonlocal calls
-        while not pipe.poll():
-            claims = metadata_pb2.SessionClaims(user=f"u{calls}-{number}", issued_ms=now_ms, expires_ms=2 * now_ms)
-            metadata = (("authorization", f"Bearer {sign_session(claims, 'forged', b'x' * 32)}"),)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await stub.GetMetadata(request, timeout=20, metadata=metadata)
-            calls += 1
-
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = broker_pb2_grpc.BrokerServiceStub(channel)
-        await asyncio.gather(*(work(stub, number) for number in range(FORGED_IN_FLIGHT)))
-    return calls
 
 
 class Measured:
@@ -108,19 +80,19 @@ class Measured:
         self.admin.grant(name, "writer", f"topic:{topic}")
         return str(self.admin.create_api_key(name).secret)
 
-    def next_to(self, work: Any, address: str) -> dict[str, Any]:
+    def next_to(self, work: Any, address: str, count: int = 0) -> dict[str, Any]:
         """Return the neighbour's latencies next to `work`, and what that did, with the brokers' CPU time."""
-        with strangers(work, address) as pipe:
+        with strangers(work, address, count) as pipe:
             pipe.recv()
             started, before = time.monotonic(), self._used()
             found: dict[str, Any] = {"neighbour": self.neighbour.work(self.seconds)}
             used, took = self._used() - before, time.monotonic() - started
             pipe.send(None)
-            count = pipe.recv()
+            done = pipe.recv()
         found["broker_cores"] = round(used / took, 3)
-        if count:
-            found["per_s"] = round(count / took)
-            found["broker_us_each"] = round(used / count * 1e6, 1)
+        if done:
+            found["per_s"] = round(done / took)
+            found["broker_us_each"] = round(used / done * 1e6, 1)
         return found
 
     def _used(self) -> float:
@@ -151,8 +123,20 @@ class Measured:
         self.admin.put_quota("greedy", produce_bytes_per_second=QUOTA_BYTES)
         yield self.measure_quota()
         yield {"case": f"next to a greedy user with a quota of {QUOTA_BYTES} B/s", **self.next_to(grab, self.greedy)}
-        yield {"case": "next to forged tokens", **self.next_to(forge, self.cluster.brokers[0].address)}
+        yield from self.measure_forged()
         yield {"case": "alone again", "neighbour": self.neighbour.work(self.seconds)}
+
+    def measure_forged(self) -> Iterator[dict[str, Any]]:
+        """Yield the cases of wrong tokens, sent as fast as they are refused, up to 10,000 a second."""
+        broker = self.cluster.brokers[0]
+        native = json.loads(broker.ready_file.read_text())["native_address"]
+        for protocol, work, address in (
+            ("gRPC", call_with_forged, broker.address),
+            ("the native protocol", greet_with_forged, native),
+        ):
+            for count in FORGERS:
+                found = self.next_to(work, address, count)
+                yield {"case": f"next to forged tokens over {protocol} from {count} addresses", **found}
 
     def measure_quota(self) -> dict[str, Any]:
         """Return the rate at which records of a user with a quota, that sends all it can, are acknowledged."""
