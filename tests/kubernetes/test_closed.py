@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.containers.records import until
 from tests.deploy.matrix import OPEN
 from tests.kubernetes.conftest import Figure
 from tests.kubernetes.inside import CHART
@@ -57,6 +60,80 @@ def test_an_upgrade_keeps_secrets_and_restarts_nothing(release: Release) -> None
     release.helm("upgrade", "--reset-then-reuse-values", "--wait", TIMEOUT)
     assert _secrets(release) == before
     assert pods <= {each["metadata"]["uid"] for each in release.objects("pods")}
+
+
+def test_the_token_of_a_service_account_is_a_proof(release: Release) -> None:
+    """One value of the chart accepts the tokens of this Kubernetes, for the audience headrace alone."""
+    issuer = json.loads(run("kubectl", "get", "--raw", "/.well-known/openid-configuration"))["issuer"]
+    quotas = [{"user": "*", "changes": 500}]
+    values = {"identity": {"kubernetesIssuer": issuer, "quotas": quotas}}
+    release.helm("upgrade", "--reset-then-reuse-values", "--wait", TIMEOUT, values=values)
+    administer = (
+        *("--bootstrap-servers", _servers(release), "--security-protocol", "SSL"),
+        *("--ssl-cafile", "/etc/headrace-tls/ca.crt", "--api-key-file", "/etc/headrace-admin/api-key"),
+    )
+    described = json.loads(release.headrace("quota", "describe", "web", "--output", "json", *administer))
+    assert (described["changes_per_minute"], described["quota_of"]["changes_per_minute"]) == (500, "*")
+    release.headrace("topic", "create", "orders", *administer)
+    user = f"kubernetes:system:serviceaccount:{NAMESPACE}:web"
+    release.headrace("grant", user, "writer", "topic:orders", *administer)
+    release.kubectl("create", "serviceaccount", "web")
+    release.kubectl("apply", "--filename=-", stdin=json.dumps(_writer(release)))
+    until(lambda: _phase(release) in ("Succeeded", "Failed"), "the pod has ended", seconds=180)
+    log = release.kubectl("logs", "web")
+    assert _phase(release) == "Succeeded", log
+    written, refused = log.split("---\n")
+    assert user in written
+    assert "claim aud lacks" in refused
+    assert release.headrace("consume", "orders", "--last", "1", *administer).strip() == "one order"
+
+
+def _phase(release: Release) -> str:
+    """Return how far the writer's pod is."""
+    (pod,) = release.objects("pod", "web")
+    return str(pod["status"]["phase"])
+
+
+def _servers(release: Release) -> str:
+    return f"{release.fullname}.{release.namespace}.svc.cluster.local:7170"
+
+
+def _writer(release: Release) -> dict[str, Any]:
+    """Return a pod that writes a record by the token of its service account, and tries one for another audience."""
+    (coordinator,) = release.objects("deployment", f"{release.fullname}-coordinator")
+    image = coordinator["spec"]["template"]["spec"]["containers"][0]["image"]
+    script = """\
+        set -eu
+        HEADRACE_TOKEN_FILE=/run/proof/headrace headrace auth whoami
+        echo 'one order' | HEADRACE_TOKEN_FILE=/run/proof/headrace headrace produce orders
+        echo ---
+        ! (echo 'no order' | HEADRACE_TOKEN_FILE=/run/proof/other headrace produce orders 2>&1)
+        """
+    tokens = [{"serviceAccountToken": {"audience": each, "path": each}} for each in ("headrace", "other")]
+    authority = {"secret": {"name": f"{release.fullname}-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    environment = {
+        "HEADRACE_BOOTSTRAP_SERVERS": _servers(release),
+        "HEADRACE_SECURITY_PROTOCOL": "SSL",
+        "HEADRACE_SSL_CAFILE": "/run/proof/ca.crt",
+        "HOME": "/tmp",
+    }
+    container = {
+        "name": "web",
+        "image": image,
+        "command": ["/bin/sh", "-c", textwrap.dedent(script)],
+        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "proof", "mountPath": "/run/proof", "readOnly": True}],
+    }
+    spec = {
+        "serviceAccountName": "web",
+        "automountServiceAccountToken": False,
+        "restartPolicy": "Never",
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": "proof", "projected": {"defaultMode": 0o444, "sources": [*tokens, authority]}}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec}
 
 
 def test_an_upgrade_of_an_open_release_keeps_it_open(machines: Machines) -> None:
