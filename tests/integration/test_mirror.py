@@ -222,6 +222,37 @@ def test_failing_back_continues_or_says_what_would_be_lost(source, headrace_clus
     asyncio.run(run())
 
 
+def test_an_admin_has_the_mirrors_of_its_cluster(source, headrace_cluster, topic_name):
+    """`Admin.mirrors` of both classes creates, lists, describes, promotes, fails back and deletes."""
+    here, there = headrace_cluster.bootstrap_servers, source.bootstrap_servers
+    name, back = topic_name[:60], f"back-{topic_name[:60]}"
+
+    async def run(mirrors):
+        async with headrace.aio.Admin(bootstrap_servers=there) as old, working(name, here):
+            await old.create_topic(topic_name, partitions=2)
+            await asyncio.to_thread(fill, there, topic_name, range(10))
+            await asyncio.to_thread(mirrors.create, name, from_(source, topic_name))
+            (promoted,) = await asyncio.to_thread(promote_all, mirrors, name)
+            assert promoted.is_promoted
+            found = await old.mirrors.fail_back(back, from_(headrace_cluster, topic_name), [topic_name])
+            assert found[topic_name] == {0: (5, 5, 5), 1: (5, 5, 5)}
+            assert back in [each.name for each in await old.mirrors.list_mirrors()]
+            await old.mirrors.delete(back)
+
+    def promote_all(mirrors, name):
+        deadline = time.monotonic() + WAIT
+        while not mirrors.describe(name).topics:
+            assert time.monotonic() < deadline, "a worker reports the topic"
+        return mirrors.promote(name, wait=True)
+
+    with headrace.Admin(bootstrap_servers=here) as admin:
+        asyncio.run(run(admin.mirrors))
+        assert name in [each.name for each in admin.mirrors.list_mirrors()]
+        admin.mirrors.delete(name)
+        with pytest.raises(headrace.UnknownTopicError):
+            admin.mirrors.describe(name)
+
+
 def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topic_name):
     """Producers are accepted again at all topics, also at those that could be failed back, and none is deleted."""
     here, there = headrace_cluster.bootstrap_servers, source.bootstrap_servers

@@ -5,7 +5,7 @@ The module is a list of methods and therefore longer than others.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from headrace.client.admin import rpc
 from headrace.client.admin.balance import BalanceBy, BalancePlan
@@ -52,7 +52,7 @@ from headrace.client.admin.rpc import (
 )
 from headrace.client.base.column_sources import columns_text
 from headrace.client.base.config import AdminConfig, build, client_repr
-from headrace.client.base.errors import ForkedError
+from headrace.client.base.errors import ClosedError, ForkedError
 from headrace.client.base.forking import ForkGuard
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.settings_types import AdminSettings
@@ -63,6 +63,9 @@ from headrace.placement.load import MAX_RATIO
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import from_rpc_error, rpc_failures
 from headrace.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from headrace.client.mirror.mirrors_async import AsyncMirrors
 
 Result = TypeVar("Result")
 
@@ -82,6 +85,9 @@ class AsyncAdmin:
             ConfigError: For an unknown setting or a value out of range.
         """
         self._config = config = build(AdminConfig, settings)
+        self._settings = settings
+        self._mirrors: AsyncMirrors | None = None
+        self._is_closed = False
         self._connections = open_connections_async("Admin", config)
         calls = BootstrapClient(config)
         self._operations = AdminOperations(config, calls)
@@ -107,8 +113,29 @@ class AsyncAdmin:
 
     async def close(self) -> None:
         """Close the connections; calls in flight fail. Calling it again does nothing."""
-        if not self._is_forked:
-            await self._connections.close()
+        if self._is_forked:
+            return
+        self._is_closed = True
+        await self._connections.close()
+        if self._mirrors is not None:
+            await self._mirrors.close()
+
+    @property
+    def mirrors(self) -> "AsyncMirrors":
+        """Mirrors of the cluster: `admin.mirrors.create`, `describe`, `promote` and others; closed with this client.
+
+        Raises:
+            ConfigError: If the cluster is a directory.
+        """
+        if self._is_forked:
+            raise ForkedError("Admin")
+        if self._is_closed:
+            raise ClosedError("Admin")
+        if self._mirrors is None:
+            from headrace.client.mirror.mirrors_async import AsyncMirrors
+
+            self._mirrors = AsyncMirrors(**self._settings)
+        return self._mirrors
 
     async def create_topic(
         self,

@@ -18,6 +18,27 @@ def test_admin_describes_topics(fake_cluster):
         assert admin.list_offsets("t")[PARTITION].offset == 0
 
 
+def test_admin_has_no_mirrors_of_a_directory(tmp_path):
+    """Mirrors are of a cluster: the error is that of `Mirrors`."""
+    with headrace.Admin(bootstrap_servers=f"dir:{tmp_path}") as admin:
+        with pytest.raises(headrace.ConfigError, match="mirrors are of a cluster"):
+            _ = admin.mirrors
+
+
+def test_admin_closes_its_mirrors():
+    """They are closed with it, and made for an open one only."""
+    admin = headrace.Admin(bootstrap_servers="localhost:1")
+    mirrors = admin.mirrors
+    assert admin.mirrors is mirrors
+    admin.close()
+    with pytest.raises(headrace.ClosedError):
+        mirrors.list_mirrors()
+    other = headrace.Admin(bootstrap_servers="localhost:1")
+    other.close()
+    with pytest.raises(headrace.ClosedError):
+        _ = other.mirrors
+
+
 def test_admin_closed_twice_refuses_calls():
     """A second `close` does nothing, and a call after it raises `ClosedError` without a server."""
     admin = headrace.Admin(bootstrap_servers="localhost:1")

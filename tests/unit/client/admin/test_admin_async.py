@@ -17,6 +17,27 @@ async def test_admin_describes_topics(fake_cluster):
         assert (await admin.list_offsets("t"))[PARTITION].offset == 0
 
 
+async def test_admin_has_no_mirrors_of_a_directory(tmp_path):
+    """Mirrors are of a cluster: the error is that of `Mirrors`."""
+    async with headrace.aio.Admin(bootstrap_servers=f"dir:{tmp_path}") as admin:
+        with pytest.raises(headrace.ConfigError, match="mirrors are of a cluster"):
+            _ = admin.mirrors
+
+
+async def test_admin_closes_its_mirrors():
+    """They are closed with it, and made for an open one only."""
+    admin = headrace.aio.Admin(bootstrap_servers="localhost:1")
+    mirrors = admin.mirrors
+    assert admin.mirrors is mirrors
+    await admin.close()
+    with pytest.raises(headrace.ClosedError):
+        await mirrors.list_mirrors()
+    other = headrace.aio.Admin(bootstrap_servers="localhost:1")
+    await other.close()
+    with pytest.raises(headrace.ClosedError):
+        _ = other.mirrors
+
+
 async def test_admin_closed_twice_refuses_calls():
     """A second `close` does nothing, and a call after it raises `ClosedError` without a server."""
     admin = headrace.aio.Admin(bootstrap_servers="localhost:1")
