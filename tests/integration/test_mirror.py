@@ -253,6 +253,22 @@ def test_an_admin_has_the_mirrors_of_its_cluster(source, headrace_cluster, topic
             admin.mirrors.describe(name)
 
 
+def test_what_connects_to_the_source_needs_the_files_of_the_workers(headrace_cluster, topic_name):
+    """Elsewhere the error says where to repeat it, nothing is promoted, and producers are accepted."""
+    missing = {"bootstrap_servers": "localhost:1", "security_protocol": "SSL", "ssl_cafile": "/workers/ca.crt"}
+    settings, name = MirrorSettings(missing, topics=(topic_name,)), topic_name[:60]
+    with headrace.Admin(bootstrap_servers=headrace_cluster.bootstrap_servers) as admin:
+        admin.create_topic(topic_name, partitions=1)
+        admin.mirrors.create(name, settings)
+        with pytest.raises(headrace.ConfigError, match="repeat it where a worker runs"):
+            admin.mirrors.promote(name, wait=True)
+        assert not admin.mirrors.describe(name).promoted_ms
+        with pytest.raises(headrace.ConfigError, match="repeat it where a worker runs"):
+            admin.mirrors.fail_back(name, settings, [topic_name])
+        assert not admin.describe_config(topic_name)["mirror"].value
+        admin.mirrors.delete(name)
+
+
 def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topic_name):
     """Producers are accepted again at all topics, also at those that could be failed back, and none is deleted."""
     here, there = headrace_cluster.bootstrap_servers, source.bootstrap_servers

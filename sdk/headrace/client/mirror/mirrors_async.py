@@ -137,12 +137,13 @@ class AsyncMirrors:
             name: of the mirror.
             topics: their names; `None` means all, and ends the mirror.
             wait: wait until everything that the source has is copied: for a planned switch, after its producers have
-                been stopped. Without it the records that are not copied are lost to this cluster; the reports say how
-                many there were.
+                been stopped. It connects to the source, as workers do, with their files. Without it the records that
+                are not copied are lost to this cluster; the reports say how many there were.
             timeout: seconds for `wait`.
 
         Raises:
             UnknownTopicError: If there is no such mirror, or it has no such topic.
+            ConfigError: If `wait` finds no file of the source's settings here; nothing was promoted.
             TimedOutError: If the copies do not reach the source's end in time; nothing was promoted.
             SchemaRegistryError, TransportError: If the registry does not let a subject take new schemas; the topics are
                 promoted. Call again.
@@ -196,7 +197,7 @@ class AsyncMirrors:
         deadline = time.monotonic() + timeout
         settings = (await self.describe(name)).settings
         wanted: dict[str, dict[int, int]] = {}
-        async with AsyncAdmin(**settings.source) as source:
+        async with _source(settings) as source:
             for topic in topics:
                 if not topic.is_promoted and not topic.problem:
                     found = await source.list_offsets(topic.name, "latest")
@@ -235,6 +236,7 @@ class AsyncMirrors:
             For each topic and partition, how far the logs are equal, and where each ends.
 
         Raises:
+            ConfigError: If a setting is wrong, or names a file that is not here.
             DivergedLogError: If records would be lost; the message has their number.
             UnknownTopicError: If one of the clusters lacks a topic.
             InvalidRequestError: If a topic belongs to another mirror.
@@ -272,9 +274,10 @@ class AsyncMirrors:
     async def _compare(self, topic: str, settings: MirrorSettings) -> dict[int, CommonEnd]:
         """Return how far the logs of a topic are equal here and at the source."""
         config = build(AdminConfig, dict(settings.source))
+        source = _source(settings)
         there = open_connections_async("Mirrors", config)
         try:
-            async with AsyncAdmin(**settings.source) as source:
+            async with source:
                 described, other = await self.admin.describe_topic(topic), await source.describe_topic(topic)
                 ours = PartitionCalls(topic, described.topic_id, self._config)
                 theirs = PartitionCalls(topic, other.topic_id, config)
@@ -355,6 +358,15 @@ class AsyncMirrors:
 
     async def _find(self, name: str) -> MirrorDescription | None:
         return describe(await self.rows(), name)
+
+
+def _source(settings: MirrorSettings) -> AsyncAdmin:
+    """Return a client of the source, connected with the files of the workers. Raises ConfigError."""
+    try:
+        return AsyncAdmin(**settings.source)
+    except ConfigError as error:
+        error.action = "The source's settings name files of the workers: repeat it where a worker runs."
+        raise
 
 
 async def _bounds(admin: AsyncAdmin, topic: str) -> dict[int, tuple[int, int]]:
