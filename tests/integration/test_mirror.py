@@ -415,26 +415,6 @@ async def read_all(servers, topic):
         return [record async for record in reader]
 
 
-def test_another_cluster_under_the_source_s_address(source, headrace_cluster, topic_name):
-    """Nothing is copied from it, and the mirror says so."""
-    name, servers = topic_name[:60], headrace_cluster.bootstrap_servers
-
-    async def run():
-        async with AsyncMirrors(bootstrap_servers=servers) as mirrors:
-            await mirrors.create(name, from_(source, topic_name))
-            described = await mirrors.describe(name)
-            await mirrors.note_source(name, described, "another cluster")
-            async with working(name, servers):
-
-                async def told():
-                    return (await mirrors.describe(name)).problem
-
-                assert "and was another cluster" in await until(told, "it is reported")
-            await mirrors.delete(name)
-
-    asyncio.run(run())
-
-
 def test_the_command_line(source, headrace_cluster, topic_name):
     """Each command's result, exit code and JSON."""
     name, servers = topic_name[:60], headrace_cluster.bootstrap_servers

@@ -141,6 +141,7 @@ class PartitionCopy:
             HeadraceError: An error that lasts longer than `request_timeout_ms`; running again continues.
         """
         await self._append([])
+        await self._check_end()
         fetching: asyncio.Task[Fetched] | None = None
         try:
             while until is None or self._end.offset < until:
@@ -175,6 +176,21 @@ class PartitionCopy:
         finally:
             if fetching is not None:
                 await end_tasks([fetching])
+
+    async def _check_end(self) -> None:
+        """Check that the source's log is the same where the mirror's ends.
+
+        A source that was restored may end there, too, with other records: no batch follows that would not fit.
+        """
+        if not self._end.offset:
+            return
+        found = await self._source.run(self._source_calls.batch_with(self._number, self._end.offset - 1))
+        if found is not None and found[0] == self._end.offset and found[1] != self._end.chain_crc:
+            raise DivergedLogError(
+                f"the source has another record than the mirror at offset {found[0] - 1}: it has lost records, or was "
+                "restored from a backup",
+                outcome=Outcome.NOT_APPLIED,
+            )
 
     async def _fetch(self, offset: int) -> Fetched:
         """Fetch at an offset, or from the start of the source's log if that is later."""

@@ -80,7 +80,7 @@ class MirrorWorker:
                         self._on_report(self._name, None)
                     told, pause = "", LOOK_SECONDS
                 except Exception as error:
-                    problem = error.message if isinstance(error, HeadraceError) else repr(error)
+                    problem = error.text if isinstance(error, HeadraceError) else repr(error)
                     self._on_report(self._name, MirrorDescription(self._name, MirrorSettings({}), problem=problem))
                     if problem != told:
                         trace = None if isinstance(error, HeadraceError) else error
@@ -173,8 +173,8 @@ class _Serving:
             try:
                 await follow(await self._mirrors.describe(self._name))
             except HeadraceError as error:
-                problems[error.message] = None
-                if error.message not in self._described.problem:
+                problems[error.text] = None
+                if error.text not in self._described.problem:
                     _log.warning("mirror %s cannot be compared with its source: %s", self._name, error)
             except Exception as error:
                 _log.exception("mirror %s cannot be compared with its source", self._name)
@@ -271,9 +271,9 @@ class _RunningCopy:
                 self._state = one.state
                 await one.run()
             except HeadraceError as error:
-                if error.message != self._problem:
+                if error.text != self._problem:
                     _log.warning("%s is not copied: %s", self._tp, error)
-                self._problem = error.message
+                self._problem = error.text
             except Exception as error:
                 _log.exception("%s is not copied", self._tp)
                 self._problem = repr(error)

@@ -173,10 +173,14 @@ class HeadraceError(Exception):
         """Pickle the attributes, since the constructors of subclasses differ."""
         return _restore, (type(self), self.args, self.__dict__)
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """What happened, and what to do."""
         end = "" if self.message.endswith((".", "?")) else "."
-        text = f"{self.message}{end} {self.action}" if self.action else self.message
-        return f"{text} [request {self.request_id}]" if self.request_id else text
+        return f"{self.message}{end} {self.action}" if self.action else self.message
+
+    def __str__(self) -> str:
+        return f"{self.text} [request {self.request_id}]" if self.request_id else self.text
 
 
 def _restore(error_class: type[HeadraceError], args: tuple[Any, ...], attributes: dict[str, Any]) -> HeadraceError:

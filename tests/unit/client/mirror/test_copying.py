@@ -27,14 +27,19 @@ class FakeSide:
 
 
 CALLS = SimpleNamespace(
-    topic="clicks", fetch=lambda *arguments, **more: "fetch", append=lambda *arguments, **more: "append"
+    topic="clicks",
+    fetch=lambda *arguments, **more: "fetch",
+    append=lambda *arguments, **more: "append",
+    batch_with=lambda *arguments: "batch",
 )
+SAME = (5, 7)
+"""Batch of the source at the end of a copy that ends at offset 5 with the chain value 7."""
 
 
 def test_a_copy_that_has_everything_is_well():
     """It tells so without an append: after an error nothing else would, until the source has new records."""
-    source = FakeSide(Fetched(b"", 5, 0, 0, 1), TimedOutError("late", outcome=Outcome.UNKNOWN))
-    target = FakeSide(CopyResult(5, 0, None))
+    source = FakeSide(SAME, Fetched(b"", 5, 0, 0, 1), TimedOutError("late", outcome=Outcome.UNKNOWN))
+    target = FakeSide(CopyResult(5, 7, None))
     told = []
     one = PartitionCopy(0, (source, CALLS), (target, CALLS), CopyLimits(), lambda state: told.append(state.lag))
     with pytest.raises(TimedOutError):
@@ -44,12 +49,13 @@ def test_a_copy_that_has_everything_is_well():
 
 def test_a_source_that_is_empty_behind_a_moved_start_is_caught_up():
     """The offsets become a gap with the chain value of the answer, so that the next record of the source fits."""
-    source = FakeSide(Fetched(b"", 9, 9, 0, 1, 0xC0FFEE))
+    source = FakeSide(None, Fetched(b"", 9, 9, 0, 1, 0xC0FFEE))
     target = FakeSide(CopyResult(5, 7, None), CopyResult(9, 0xC0FFEE, None))
     appended = []
     calls = SimpleNamespace(
         topic="clicks",
         fetch=lambda *arguments, **more: "fetch",
+        batch_with=lambda *arguments: "batch",
         append=lambda number, batches, **more: appended.append(batches),
     )
     target.admin = source.admin = SimpleNamespace(list_offsets=no_offsets)
@@ -63,9 +69,17 @@ def test_a_source_that_is_empty_behind_a_moved_start_is_caught_up():
     assert (header.previous_crc, header.chain_crc, header.record_count) == (7, 0xC0FFEE, 0)
 
 
+def test_a_source_that_ends_where_the_mirror_does_with_other_records():
+    """It was restored from a backup and written again: it is reported before any batch that does not fit."""
+    source, target = FakeSide((5, 8)), FakeSide(CopyResult(5, 7, None))
+    one = PartitionCopy(0, (source, CALLS), (target, CALLS), CopyLimits())
+    with pytest.raises(DivergedLogError, match="another record than the mirror at offset 4"):
+        asyncio.run(one.run())
+
+
 def test_a_source_that_ends_before_the_mirror_is_not_followed():
     """It was restored from a backup: nothing is removed at the mirror, and the reason is reported."""
-    source = FakeSide(OffsetOutOfRangeError("offset 5 is not in the log, which holds 0 to 3"))
+    source = FakeSide(None, OffsetOutOfRangeError("offset 5 is not in the log, which holds 0 to 3"))
     target = FakeSide(CopyResult(5, 7, None))
     ends = {"earliest": 0, "latest": 3}
 
