@@ -27,9 +27,11 @@ class OpenTelemetry:
     Attributes:
         tracer: the tracer of this library.
         current: returns the current context; the same object until another one is attached.
+        kind: returns the span kind `PRODUCER`, `CONSUMER` or `CLIENT`.
+        root: a context without a span.
     """
 
-    __slots__ = ("_contexts", "_traces", "_variable", "current", "provider", "tracer")
+    __slots__ = ("_contexts", "_traces", "_variable", "current", "kind", "provider", "root", "tracer")
 
     def __init__(self, traces: Any, contexts: Any, provider: "TracerProvider") -> None:
         """`traces` and `contexts` are the modules `opentelemetry.trace` and `opentelemetry.context`."""
@@ -38,6 +40,8 @@ class OpenTelemetry:
         self._traces, self._contexts = traces, contexts
         self.provider = provider
         self.tracer: Tracer = provider.get_tracer(INSTRUMENTATION, __version__)
+        self.kind: Callable[[str], Any] = traces.SpanKind.__members__.__getitem__
+        self.root: Context = contexts.Context()
         # The variable itself, if it is where it has always been: a fifth of the cost of the function over it, and
         # `send` asks for each record.
         found = getattr(getattr(contexts, "_RUNTIME_CONTEXT", None), "_current_context", None)
@@ -59,11 +63,6 @@ class OpenTelemetry:
         found: SpanContext = self._traces.get_current_span(context).get_span_context()
         return found
 
-    def root(self) -> "Context":
-        """Return a context without a span."""
-        found: Context = self._contexts.Context()
-        return found
-
     def context_of(self, span: "Span") -> "Context":
         """Return the current context with another span."""
         found: Context = self._traces.set_span_in_context(span)
@@ -79,16 +78,12 @@ class OpenTelemetry:
 
     def below(self, parent: "SpanContext") -> "Context":
         """Return a context for the children of a span."""
-        found: Context = self._traces.set_span_in_context(self._traces.NonRecordingSpan(parent), self.root())
+        found: Context = self._traces.set_span_in_context(self._traces.NonRecordingSpan(parent), self.root)
         return found
 
     def link(self, linked: "SpanContext") -> Any:
         """Return a link to a span."""
         return self._traces.Link(linked)
-
-    def kind(self, name: str) -> Any:
-        """Return the span kind `PRODUCER`, `CONSUMER` or `CLIENT`."""
-        return self._traces.SpanKind[name]
 
     def fail(self, span: "Span", error_type: str) -> None:
         """Mark a span as failed. Messages of errors are left out, because they may quote a value."""

@@ -106,15 +106,12 @@ class BatchSpans:
         """Begin the span of the batch unless its records have spans; return the headers for its first record."""
         if self._spans or self._is_unsampled:
             return ()
-        parent = self._telemetry.root() if self._parent is None else self._parent
-        attributes = {
-            "messaging.destination.partition.id": str(where.partition),
-            "messaging.batch.message_count": records,
-        }
+        parent = self._telemetry.root if self._parent is None else self._parent
         start_ns = opened_ms * 1_000_000 if self._parent is None else None
-        span = self._tracing.start(self._telemetry, where.topic, parent, attributes, start_ns=start_ns)
+        span = self._tracing.start(self._telemetry, where.topic, parent, start_ns=start_ns)
         if not span.get_span_context().trace_flags.sampled:
             return ()
+        span.set_attribute("messaging.batch.message_count", records)
         self._add(span, 0)
         if size_bytes + OFFSET_BYTES * (records + 1) + CONTEXT_BYTES > self._largest:
             return ()
@@ -155,6 +152,8 @@ class SendTracing:
         """API of OpenTelemetry, looked up again for each batch; `None` if the application has no tracer provider."""
         self._outside: object = None
         """Context that has no span, the last one that `begin` has seen."""
+        self._attributes: dict[str, dict[str, str]] = {}
+        """What a sampler is asked with, by topic: most batches are not sampled, and only ask."""
 
     def batch(self, largest: int) -> BatchSpans | None:
         """Return the spans of a batch that is being opened; `None` if the application has no tracer provider."""
@@ -180,7 +179,7 @@ class SendTracing:
             return SendSpan(telemetry, context, None), headers
         given = creation_context(headers)
         links = () if given is None else (telemetry.link(telemetry.remote(given)),)
-        span = self.start(telemetry, topic, context, {}, links=links)
+        span = self.start(telemetry, topic, context, links=links)
         identity = span.get_span_context()
         if not identity.trace_flags.sampled:  # The sampler does not follow the parent.
             return SendSpan(telemetry, context, None), headers
@@ -189,23 +188,18 @@ class SendTracing:
         return SendSpan(telemetry, context, span), headers
 
     def start(
-        self,
-        telemetry: OpenTelemetry,
-        topic: str,
-        parent: "Context",
-        attributes: dict[str, Any],
-        *,
-        links: Any = (),
-        start_ns: int | None = None,
+        self, telemetry: OpenTelemetry, topic: str, parent: "Context", *, links: Any = (), start_ns: int | None = None
     ) -> "Span":
         """Start a span."""
-        attributes |= {
-            "messaging.system": SYSTEM,
-            "messaging.operation.name": "send",
-            "messaging.operation.type": "send",
-            "messaging.destination.name": topic,
-            "messaging.client.id": self._client_id,
-        }
+        attributes = self._attributes.get(topic)
+        if attributes is None:
+            attributes = self._attributes[topic] = {
+                "messaging.system": SYSTEM,
+                "messaging.operation.name": "send",
+                "messaging.operation.type": "send",
+                "messaging.destination.name": topic,
+                "messaging.client.id": self._client_id,
+            }
         return telemetry.tracer.start_span(
             f"send {topic}", parent, telemetry.kind("PRODUCER"), attributes, links, start_ns
         )
