@@ -9,6 +9,7 @@ wrong. This process itself uses no clients and no tables, so that it can be fork
 import itertools
 import json
 import sys
+import time
 from pathlib import Path
 
 import headrace
@@ -137,7 +138,9 @@ def main(table_format, place, catalog, directory, servers, topic, share):
         for step in [*at_first, *later][:: int(share)]:
             if step in at_first:
                 loads.renew()
+            began = time.monotonic()
             found = loads.killed_at(step)
+            print(step, found, f"{time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
             if found is not None:
                 killed.append(step)
             if found != "":

@@ -6,9 +6,11 @@ buffers, writes and compactions wherever they are.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 
@@ -89,3 +91,28 @@ def test_a_load_that_is_killed_twenty_times_has_each_record_once(
         assert last.wait(120) == 0
     assert values(table, table_format) == list(range(sent))
     print(sent, "records,", table.state().version, "commits")
+
+
+@pytest.mark.parametrize(
+    ("table_format", "place"),
+    [("parquet", "directory"), ("delta", "bucket"), ("iceberg", "catalog")],
+)
+def test_a_load_with_spark_may_be_killed_at_each_step(
+    headrace_cluster, topic_name, tmp_path, s3, lake, table_format, place
+) -> None:
+    """Where it writes files, copies them to the bucket, commits them with positions, and compacts: rows and positions
+    agree after the kill, and after the next load each record is there once. Java runs on with the job."""
+    servers = headrace_cluster.bootstrap_servers
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(topic_name, 2)
+    where = {"directory": f"{tmp_path}/table", "bucket": "s3://lake/table", "catalog": "shop.table"}[place]
+    catalog = lake if place == "catalog" else ""
+    share = os.environ.get("HEADRACE_LOAD_SHARE", "3" if place == "directory" else "10")
+    command = [sys.executable, "-m", "tests.integration.killed_spark_loads"]
+    given = [table_format, where, catalog, tmp_path, servers, topic_name, share]
+    done = subprocess.run([*command, *given], stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(len(found["killed"]), "kills")
+    assert found["problems"] == []
+    files = {path.rpartition("/")[2] for path, _ in found["killed"]}
+    assert {"topic_loading.py", f"{table_format}_table.py"} <= files

@@ -68,13 +68,18 @@ def prepare(table_format, log, table):
     send(log, EARLIER_LOADS * ROWS, ROWS)
 
 
-def steps_of(action, kill_at=None):
-    """Run `action` and return the lines of the loading code that it reaches, each once; kill the process at one."""
+def is_loading(code):
+    """Return whether a function is one of the loading code."""
+    return code.co_filename.startswith(LOADING)
+
+
+def steps_of(action, kill_at=None, is_traced=is_loading):
+    """Run `action` and return the lines of the traced code that it reaches, each once; kill the process at one."""
     steps = []
     seen = set()
 
     def trace(frame, event, _argument):
-        if not frame.f_code.co_filename.startswith(LOADING):
+        if not is_traced(frame.f_code):
             return None
         if event == "line":
             step = (frame.f_code.co_filename.removeprefix(LOADING), frame.f_lineno)
