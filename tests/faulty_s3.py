@@ -1,4 +1,4 @@
-"""Proxy in front of a server of S3 that refuses requests, or loses their answers: `python faulty_s3.py PORT`.
+"""Proxy in front of a server of S3 that refuses, loses or delays answers: `python faulty_s3.py PORT`.
 
 A process of its own, because some libraries hold the interpreter during a request. It prints its port. A `PUT` of
 `/_faults` sets a `Fault` as JSON and returns the number of requests since the one before, and of those that failed.
@@ -40,6 +40,8 @@ class Fault:
     times: int = -1
     """Number of requests that fail; -1 means all."""
     each_path_once: bool = False
+    late_seconds: float = 0.0
+    """Time after which they are answered as they should be, in place of failing."""
 
 
 NONE = Fault(times=0)
@@ -109,6 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, [], counts)
             return
         fails, fault = self.server.fails(self.command, self.path), self.server.fault
+        if fails and fault.late_seconds:
+            threading.Event().wait(fault.late_seconds)
+            fails = False
         if fails and fault.status != LOST:
             error = f"<Error><Code>{fault.code}</Code><Message>as the test wants</Message></Error>".encode()
             self._answer(fault.status, [("Content-Type", "application/xml")], error)
@@ -147,9 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if data is not None:
             self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if data is not None and self.command != "HEAD":
-            with contextlib.suppress(OSError):  # The client does not wait any more.
+        with contextlib.suppress(OSError):  # The client does not wait any more.
+            self.end_headers()
+            if data is not None and self.command != "HEAD":
                 self.wfile.write(data)
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass

@@ -185,6 +185,21 @@ def test_a_bucket_that_is_too_busy_is_asked_again(log, loaded, faulty):
     assert read() == list(range(10))
 
 
+@pytest.mark.slow
+def test_a_bucket_that_answers_after_seconds_has_each_row_once(log, loaded, faulty):
+    """Writes are answered late: the load waits for them and reports its commit, and the next one continues."""
+    load, read, _ = loaded
+    for first in (0, 10):
+        send(log, first, 10)
+        faulty.set(Fault(late_seconds=4.0, times=2))
+        reports = []
+        assert load(progress=reports.append)[0].rows == 10
+        _, late = faulty.set(NONE)
+        assert late == 2
+        assert [report.rows for report in reports] == [10]
+        assert read() == list(range(first + 10))
+
+
 @pytest.mark.parametrize("part", ["/attempts/", ".parquet", ".json"])
 def test_a_write_whose_answer_is_lost_is_there_once(log, loaded, faulty, part):
     """Of the note of the attempt, of rows, and of the commit: the load finds out that it is done."""
