@@ -3,6 +3,7 @@
 Values without nulls, keys and headers cost a join and an array of lengths; only headers need a loop.
 """
 
+import itertools
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -391,11 +392,13 @@ class _Payload:
             self._add(np.array(compacted.removed, "<i8").data)
 
     def headers(self, headers: Sequence[RecordHeaders | None], count: int) -> None:
-        """Add the five buffers of list<struct<key: string, value: binary>>."""
+        """Add the five buffers of list<struct<key: string, value: binary>>; records without headers cost no step."""
         if len(headers) != count:
             raise InvalidRequestError(f"there are {count} values but {len(headers)} lists of headers")
-        lists = [record or () for record in headers]
-        if (most := max(map(len, lists))) > MAX_RECORD_HEADERS:
+        rows = np.fromiter(itertools.compress(range(count), headers), np.int64)
+        lists: list[Any] = list(filter(None, headers))
+        lengths = lengths_of(lists)
+        if (most := lengths.max()) > MAX_RECORD_HEADERS:
             raise InvalidRequestError(f"a record has {most} headers, above the limit of {MAX_RECORD_HEADERS}")
         pairs = list(chain.from_iterable(lists))
         if len(pairs) > MAX_BATCH_HEADERS:
@@ -404,7 +407,8 @@ class _Payload:
                 action="Send smaller batches.",
             )
         cuts = np.zeros(count + 1, np.int32)
-        np.cumsum(lengths_of(lists), dtype=np.int32, out=cuts[1:])
+        cuts[rows + 1] = lengths
+        np.cumsum(cuts, out=cuts)
         self._add(cuts.astype("<i4", copy=False).data)
         try:
             keys = [key.encode() for key, _ in pairs]

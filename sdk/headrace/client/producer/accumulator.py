@@ -10,6 +10,7 @@ when they are sealed, because small batches share the cost of a request. No I/O,
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
+from itertools import repeat
 from typing import Any, TypeAlias
 
 from headrace.client.base.operations import Changes, Operation, WaitUntil
@@ -452,10 +453,12 @@ def with_headers(
     """Return the headers of `count` records, with more of them for the first one."""
     if not more:
         return headers
-    given = [None] * count if headers is None else list(headers)
-    if len(given[0] or ()) >= MAX_RECORD_HEADERS or sum(len(each or ()) for each in given) >= MAX_BATCH_HEADERS:
+    if headers is None:
+        return [more, *repeat(None, count - 1)]
+    first = headers[0] or ()
+    if len(first) >= MAX_RECORD_HEADERS or sum(len(each or ()) for each in headers) >= MAX_BATCH_HEADERS:
         return headers
-    return [[*(given[0] or ()), *more], *given[1:]]
+    return [[*first, *more], *headers[1:]]
 
 
 def _column(column: list[Any] | None, length: int) -> list[Any]:
