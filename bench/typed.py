@@ -3,13 +3,19 @@
 Writes a table, and reads it whole, by two of its columns and by a range of a column that grows; then the same two
 columns from JSON, by DuckDB over all values and by `json.loads` of each; and the same rows in Fluss, if
 `bench/peers/install.sh fluss pip` has installed it. Prints a line of JSON for each case.
+
+How `send_table` compares with `send_many` of ready bytes is measured in pairs of both, which come first in turn: the
+median of the pairs' ratios, of all pairs but the first, and an interval that has the median of all such pairs with a
+probability of at least 95 %.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import comb
 from typing import Annotated, Any
 
 import duckdb
@@ -25,6 +31,7 @@ from bench.processor import processor_seconds
 
 TYPED, JSON, BYTES = "typed", "json", "bytes"
 BATCH_BYTES = 1 << 20
+CONFIG = {"durability": "async", "segment_bytes": str(64 << 20)}
 
 
 def rows_of(count: int) -> pa.Table:
@@ -49,6 +56,7 @@ def json_values(table: pa.Table) -> pa.Array:
 def main(
     rows: Annotated[int, typer.Option(help="Rows of the table.", min=1_000)] = 1_000_000,
     rounds: Annotated[int, typer.Option(help="Rounds of all cases; the first one warms up.", min=1)] = 3,
+    pairs: Annotated[int, typer.Option(help="Pairs of the two writes; one more warms up.", min=6)] = 40,
 ) -> None:
     """Measure writes, reads and queries of a typed topic."""
     table = rows_of(rows)
@@ -58,17 +66,13 @@ def main(
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as cluster:
         servers, broker = cluster.bootstrap_servers, cluster.broker(1)
         with headrace.Admin(bootstrap_servers=servers) as admin:
-            config = {"durability": "async"}
-            admin.create_topic(TYPED, partitions=1, columns=table, config=config)
+            admin.create_topic(TYPED, partitions=1, columns=table, config=CONFIG)
             for name in (JSON, BYTES):
-                admin.create_topic(name, partitions=1, config=config)
+                admin.create_topic(name, partitions=1, config=CONFIG)
+            print(json.dumps(paired_writes(admin, servers, {TYPED: table, BYTES: plain}, pairs)), flush=True)
 
         def write(topic: str, what: Any) -> None:
-            with headrace.Producer(bootstrap_servers=servers, batch_bytes=BATCH_BYTES) as producer:
-                if topic == TYPED:
-                    producer.send_table(topic, what)
-                else:
-                    producer.send_many(topic, what)
+            write_to(servers, topic, what)
 
         def read(topic: str, **selection: Any) -> pa.Table:
             with headrace.Reader(topic, bootstrap_servers=servers, last_per_partition=rows, **selection) as reader:
@@ -105,8 +109,6 @@ def main(
             ("JSON: two of twenty by json.loads", rows // 10, parse_by_python),
         ]
         for turn in range(rounds):
-            if turn:
-                cases[:2] = cases[1::-1]  # Of the two writes that are compared each comes first in turn.
             for name, count, run in cases:
                 assert broker.pid is not None
                 sent = broker.metrics()["headrace_broker_fetched_bytes_total"]
@@ -123,6 +125,42 @@ def main(
             took = time.perf_counter() - started
             print(json.dumps({"case": text, "rows a second": round(rounds * rows / took)}), flush=True)
     measure_fluss(table, rounds)
+
+
+def write_to(servers: str, topic: str, what: Any) -> None:
+    """Write a table to the typed topic, or values to another one, by a producer of its own."""
+    with headrace.Producer(bootstrap_servers=servers, batch_bytes=BATCH_BYTES) as producer:
+        if topic == TYPED:
+            producer.send_table(topic, what)
+        else:
+            producer.send_many(topic, what)
+
+
+def paired_writes(admin: headrace.Admin, servers: str, rows: dict[str, Any], pairs: int) -> dict[str, Any]:
+    """Return the ratio of the rates of two topics' writes; what a pair has written is deleted: all are alike."""
+    ratios = []
+    for pair in range(pairs + 1):
+        seconds = {}
+        for topic in sorted(rows, reverse=pair % 2 == 1):
+            started = time.perf_counter()
+            write_to(servers, topic, rows[topic])
+            seconds[topic] = time.perf_counter() - started
+        for topic in rows:
+            admin.delete_records(topic, {0: -1})
+        ratios.append(seconds[BYTES] / seconds[TYPED])
+    low, high = median_interval(ratios[1:])
+    figures = {"median": statistics.median(ratios[1:]), "95 % from": low, "to": high}
+    rounded = {name: round(figure, 3) for name, figure in figures.items()}
+    return {"case": "rate of send_table to send_many of bytes", "pairs": pairs, **rounded}
+
+
+def median_interval(found: Sequence[float]) -> tuple[float, float]:
+    """Return two of at least 6 values between which the median of their distribution, any, lies: at least 95 %."""
+    count, place = len(found), 0
+    while 2 * sum(comb(count, below) for below in range(place + 2)) <= 0.05 * 2**count:
+        place += 1
+    ordered = sorted(found)
+    return ordered[place], ordered[-1 - place]
 
 
 def measure_fluss(table: pa.Table, rounds: int) -> None:

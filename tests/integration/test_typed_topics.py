@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime as dt
 import functools
+import itertools
 import json
 import re
 import struct
@@ -93,6 +94,20 @@ def test_a_table_comes_back(client, topic, compression):
         while len(got) < 5_000:
             got += [record.value for record in consumer.poll(timeout=10)]
     assert sorted(got, key=lambda row: row["user"]) == rows
+
+
+@pytest.mark.parametrize(("settings", "together"), [({}, 2), ({"max_request_bytes": 24 * 1024}, 1)])
+def test_two_batches_of_a_table_share_a_request(client, topic, settings, together):
+    """Each future has its offset, and two batches are sealed together if both fit into a request."""
+    with headrace.Producer(**client, batch_bytes=16 * 1024, **settings) as producer:
+        parts = producer.send_table(topic, table(5_001), partition=0).parts
+        offsets = [future.result(timeout=10).offset for future, _ in parts]
+        assert producer.stats().sent_batches == len(parts)
+    assert offsets == [0, *itertools.accumulate(rows for _, rows in parts)][:-1]
+    assert sum(rows for _, rows in parts) == 5_001
+    assert len({id(future.batch) for future, _ in parts}) == -(-len(parts) // together)
+    with headrace.Reader(topic, **client) as reader:
+        assert reader.to_arrow().column("user").to_pylist() == list(range(5_001))
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])

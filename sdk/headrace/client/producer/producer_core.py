@@ -238,6 +238,10 @@ class ProducerCore:
             if cost > buffer.largest:
                 raise too_large(buffer, cost)
             pending = self.open_batches.pending_for(buffer)
+            if isinstance(bulk, TypedBulk) and end - start <= buffer.batch_records:
+                pending.batch_records = end - start
+                most = min(self.config.max_request_bytes, self.config.buffer_memory // 4)
+                end, cost = bulk.two_batches(start, end, cost, most)
             pending.timestamps_ms = bulk.timestamps(start, end)
             if pending.spans is not None:
                 pending.spans.inherit()
@@ -247,8 +251,8 @@ class ProducerCore:
                 yield from self._wait_for_room(missing, bulk, deadline)
                 continue
             self.buffer_pool.leave(bulk)
-            for first in range(start, end, buffer.batch_records):
-                parts.append((self._future_type.of(pending, first - start), min(buffer.batch_records, end - first)))
+            for first in range(start, end, pending.batch_records):
+                parts.append((self._future_type.of(pending, first - start), min(pending.batch_records, end - first)))
             if chosen is None:
                 self.open_batches.move_sticky(buffer)
             progress.add(end - start)

@@ -56,6 +56,15 @@ class TypedBulk:
             end = start + max(1, int((end - start) * limit / cost * 0.95))
         return end, cost
 
+    def two_batches(self, start: int, end: int, cost: int, limit: int) -> tuple[int, int]:
+        """Return the end of two batches, the first of which ends at `end`, and their cost; of one if `limit` is less.
+
+        One request of two batches takes less of the processor than two requests.
+        """
+        both = min(2 * end - start, self._count)
+        cost_of_both = self._cost(start, both)
+        return (both, cost_of_both) if cost_of_both <= limit else (end, cost)
+
     def _cost(self, start: int, end: int) -> int:
         return self._sizes.bytes(start, end) + (0 if self._times is None else FIXED_BYTES * (end - start))
 
