@@ -34,12 +34,13 @@ def skewed() -> Iterator[Replicated]:
 
 
 @pytest.fixture
-def of_release(skewed: Replicated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalService, str], None]]:
+def of_release(skewed: Replicated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Starts a part again as another release; it is of this one again afterwards."""
     changed: list[tuple[LocalService, object]] = []
 
-    def become(part: LocalService, release: str) -> None:
+    def become(part: LocalService, release: str, lacks: str = "") -> None:
         monkeypatch.setenv("HEADRACE_TEST_RELEASE", release)
+        monkeypatch.setenv("HEADRACE_TEST_LACKS", lacks)
         changed.append((part, part.spec))
         kind = "broker" if part.name.startswith("broker") else "coordinator"
         part.stop()
@@ -72,6 +73,19 @@ def test_releases_one_minor_apart_make_one_cluster(skewed: Replicated, of_releas
         1: RELEASE,
         2: ONE_APART,
     }
+
+
+def test_a_broker_without_typed_topics_holds_none(skewed: Replicated, of_release: Callable[..., None]) -> None:
+    """No typed topic is created while one is registered; as a follower it gets no rows and is in no in-sync set."""
+    columns = {"columns": "a int64 required", "min_insync_replicas": 1}
+    skewed.create("typed", [[1, 2]], **columns)
+    of_release(skewed.broker(2), RELEASE, lacks="typed.1")
+    with pytest.raises(UnsupportedVersionError, match=rf"broker 2, of release {RELEASE}, lacks typed\.1"):
+        skewed.admin.create_topic("typed-late", partitions=1, replication_factor=1, config=columns)
+    with headrace.Producer(bootstrap_servers=skewed.servers) as producer:
+        assert producer.send("typed", {"a": 1}).result(20).offset == 0
+    skewed.wait_for("typed", lambda it: it.in_sync_replicas == (1,), "broker 2 not in sync")
+    assert {log.broker_id: log.log_end_offset for log in skewed.admin.describe_logs("typed")} == {1: 1, 2: 0}
 
 
 @pytest.mark.parametrize("part", ["broker-2", "coordinator-b"])
