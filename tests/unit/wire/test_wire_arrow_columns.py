@@ -83,11 +83,20 @@ def test_tables() -> None:
         (pa.Table.from_arrays([pa.array([1])] * 2, names=["a", "a"]), "two columns have the same name"),
         (pa.table({"b": ["y"]}), "the required column a is missing"),
         (pa.table({"a": [1, None]}), "column a is required, and null in row 1"),
-        (pa.table({"a": [1.5]}), "column a: double does not fit int64"),
+        (pa.table({"a": pa.chunked_array([[1.0], [2.0, 3.5, 4.5]])}), "double does not fit int64 in row 2: .*3.5"),
+        (pa.table({"a": [[1]]}), "column a: list<item: int64> does not fit int64: "),
         (pa.table({"a": [1], "c": ["noon"]}), "column c: string does not fit timestamp"),
     ):
         with pytest.raises(InvalidRequestError, match=message):
             arrays_of_table(wrong, COLUMNS)
+
+
+def test_a_dictionary_of_any_values_is_a_column() -> None:
+    """Arrow itself casts no dictionary of lists."""
+    for kind, values in (("list<string>", [["a"], ["b", "c"]]), ("string", ["a", "b"])):
+        array = pa.DictionaryArray.from_arrays(pa.array([1, 0, None, 1]), pa.array(values))
+        (found,) = arrays_of_table(pa.table({"v": array.slice(1)}), parse_columns(f"1 v {kind}"))
+        assert found.to_pylist() == [values[0], None, values[1]]
 
 
 def test_rows() -> None:

@@ -170,17 +170,41 @@ def _of_table(table: Any, column: TopicColumn) -> Any:
         array = array.combine_chunks()
         if isinstance(array, pa.ChunkedArray):
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary.take(array.indices)  # A cast takes no dictionary of lists, maps and structs.
     if array.type != arrow:
         try:
             array = array.cast(arrow)
         except pa.ArrowException as error:
             raise InvalidRequestError(
-                f"column {column.name}: {array.type} does not fit {column.type}: {error}", action="Cast it first."
+                f"column {column.name}: {array.type} does not fit {column.type}{_misfit(array, arrow)}",
+                action="Cast it first.",
             ) from error
     if column.is_required and array.null_count:
         row = pc.index(array.is_null(), True).as_py()
         raise InvalidRequestError(f"column {column.name} is required, and null in row {row}", action="Give it a value.")
     return array
+
+
+def _misfit(array: Any, arrow: Any) -> str:
+    """Return the first row that cannot be cast, and why; Arrow itself names any such value, and no row."""
+    fits, ends = 0, len(array)  # The rows before `fits` can be cast; those before `ends` cannot.
+    while ends - fits > 1:
+        middle = (fits + ends) // 2
+        if _cast_error(array.slice(fits, middle - fits), arrow) is None:
+            fits = middle
+        else:
+            ends = middle
+    error = _cast_error(array.slice(fits, 1), arrow)
+    return f": {error}" if isinstance(error, pa.ArrowNotImplementedError) else f" in row {fits}: {error}"
+
+
+def _cast_error(array: Any, arrow: Any) -> Exception | None:
+    try:
+        array.cast(arrow)
+    except pa.ArrowException as error:
+        return error  # type: ignore[no-any-return]
+    return None
 
 
 def filled(column: TopicColumn, count: int) -> Any:
