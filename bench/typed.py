@@ -31,7 +31,7 @@ from bench.processor import processor_seconds
 
 TYPED, JSON, BYTES = "typed", "json", "bytes"
 BATCH_BYTES = 1 << 20
-CONFIG = {"durability": "async", "segment_bytes": str(64 << 20)}
+CONFIG = {"durability": "async", "segment_bytes": str(64 << 20), "file_delete_delay_ms": "0"}
 
 
 def rows_of(count: int) -> pa.Table:
@@ -62,7 +62,7 @@ def main(
     table = rows_of(rows)
     values = json_values(table)
     plain = pa.array([b"v" * (table.nbytes // rows)] * rows, pa.binary())
-    settings = {"metrics_listen": "127.0.0.1:0"}
+    settings = {"metrics_listen": "127.0.0.1:0", "retention_interval_ms": 100}
     with LocalCluster(LocalClusterSpec(brokers=1, coordinators=1, broker_settings=settings)) as cluster:
         servers, broker = cluster.bootstrap_servers, cluster.broker(1)
         with headrace.Admin(bootstrap_servers=servers) as admin:
