@@ -15,7 +15,7 @@ from headrace.wire.columns import check_columns, decode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import InvalidConfigError
-from headrace.wire.typed.array_blocks import ArrayBlocks, block_of_array, bounds_of
+from headrace.wire.typed.array_blocks import ArrayBlocks, block_of_array
 from headrace.wire.typed.arrow_columns import array_of_block, arrays_of_rows, arrow_schema, arrow_type, column_type
 from headrace.wire.typed.blocks import read_block, values_of
 from headrace.wire.typed.column_types import ColumnType, parse_type
@@ -263,7 +263,7 @@ def test_bounds_are_the_least_and_the_greatest(drawn: tuple[str, list[Any], Any]
     """Of any part of an array, with nulls or without; of text the first eight bytes of both."""
     text, _, array = drawn
     values = stored(text, array)
-    kind, least, greatest = bounds_of(array, parse_type(text))
+    kind, least, greatest = ArrayBlocks(array, parse_type(text)).bounds(0, len(array))
     if not values:
         assert kind == NO_BOUNDS
         return

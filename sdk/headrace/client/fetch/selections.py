@@ -185,12 +185,12 @@ def _end(column: TopicColumn, value: Any) -> tuple[int, bytes]:
     """
     import pyarrow as pa
 
-    from headrace.wire.typed.array_blocks import bounds_of
+    from headrace.wire.typed.array_blocks import ArrayBlocks
     from headrace.wire.typed.arrow_columns import array_of_value
 
     try:
         array = array_of_value(value, column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"where: {value!r} is no {column.type}, the type of {column.name}") from error
-    kind, minimum, _ = bounds_of(array, column.type)
+    kind, minimum, _ = ArrayBlocks(array, column.type).bounds(0, 1)
     return kind, minimum

@@ -15,7 +15,6 @@ from headrace.client.base.errors import SerializationError
 from headrace.client.base.serializers import Serializer, serialize
 from headrace.client.producer.accumulator import HEADER_OVERHEAD, Headers, with_headers
 from headrace.client.producer.sequences import ProducerStamp
-from headrace.wire.batch_runs import EncodedRun
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import ArrowBuffers, arrow_buffers, batch_parts, column_parts, join_column, lengths_of
@@ -125,12 +124,6 @@ class Bulk:
             return column_parts(_part(self._values, start, end), joined, **rest)
         listed = _as_list(keys) if isinstance(keys, ArrowBuffers) else keys
         return batch_parts(self._values[start:end], listed, **rest)
-
-    def encode_run(
-        self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
-    ) -> EncodedRun | None:
-        """Return `None`: only `encode` can."""
-        return None
 
     def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "Bulk"]]:
         """Split by the partition of each key, partitions ascending; order within a partition is kept."""

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from headrace.client.base.data_frames import arrow_of
 from headrace.client.base.errors import SerializationError
 from headrace.client.producer.sequences import ProducerStamp
-from headrace.wire.batch_runs import EncodedRun
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import ArrowBuffers, RowBlocks, arrow_buffers, column_parts, join_column
@@ -95,12 +94,6 @@ class TypedBulk:
             compression_level=level,
             **stamp._asdict(),
         )
-
-    def encode_run(
-        self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
-    ) -> EncodedRun | None:
-        """Return `None`: only `encode` can."""
-        return None
 
     def by_partition(self, choose: Callable[[bytes | None], int]) -> Iterator[tuple[int, "TypedBulk"]]:
         """Split by the partition of each key, partitions ascending; order within a partition is kept."""

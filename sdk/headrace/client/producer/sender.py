@@ -19,7 +19,7 @@ from headrace.client.base.errors import DeliveryError
 from headrace.client.base.retry import OVERDUE_MS, Backoff
 from headrace.client.interceptors.interceptor import Interceptors, ProducedBatch
 from headrace.client.net.cluster_metadata import ClusterMetadata, TopicLeaders
-from headrace.client.producer.accumulator import BufferPool, Headers
+from headrace.client.producer.accumulator import BufferPool, ClosedBatch, Headers
 from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.inflight import InFlightRequests
 from headrace.client.producer.maintenance import ProducerMaintenance
@@ -27,7 +27,7 @@ from headrace.client.producer.partition_queue import Finished, PartitionQueue, R
 from headrace.client.producer.produce_rpc import answers_of
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.v1 import cluster_pb2
-from headrace.wire.batch_runs import FEW_BATCHES, EncodedRun
+from headrace.wire.batch_runs import FEW_BATCHES
 from headrace.wire.compression import Codec, compress
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, InternalError, Outcome, TransportError, UnknownPartitionError
@@ -78,11 +78,6 @@ class Encodes(Protocol):
         more_headers: Headers = (),
     ) -> list[ReadableBuffer]:
         """Encode the records `start` to `end` as one batch, in parts; the first one also has `more_headers`."""
-
-    def encode_run(
-        self, start: int, end: int, batch_records: int, stamp: ProducerStamp, *, base_timestamp_ms: int
-    ) -> EncodedRun | None:
-        """Encode the records `start` to `end` as batches of `batch_records`; `None` if only `encode` can."""
 
 
 class ProducerStats(NamedTuple):
@@ -184,7 +179,8 @@ class Sender:
                 where, opened_ms = batch.partition_queue.where, batch.pending.timestamp_ms
                 more_headers = batch.pending.spans.seal(where, records, batch.reserved_bytes, opened_ms)
             whole = records - records % step
-            if not more_headers and batch.count > FEW_BATCHES and self._codec is Codec.NONE:
+            may_run = not more_headers and batch.count > FEW_BATCHES and self._codec is Codec.NONE
+            if may_run and isinstance(source, ClosedBatch):
                 together = source.encode_run(
                     start, start + whole, step, stamp, base_timestamp_ms=batch.pending.timestamp_ms
                 )

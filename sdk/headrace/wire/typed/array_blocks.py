@@ -103,11 +103,6 @@ def block_of_array(array: Any, kind: ColumnType) -> ColumnBlock:
     return ArrayBlocks(array, kind).block(0, len(array))
 
 
-def bounds_of(array: Any, kind: ColumnType) -> tuple[int, bytes, bytes]:
-    """Return the kind of bounds of an array, its minimum and its maximum."""
-    return ArrayBlocks(array, kind).bounds(0, len(array))
-
-
 def _collect(array: Any, buffers: list[ReadableBuffer]) -> None:
     """Append the buffers of an array, cut to its part of them."""
     kind, start, count = array.type, array.offset, len(array)
