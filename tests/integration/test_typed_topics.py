@@ -273,6 +273,9 @@ def test_columns_change(client, topic):
             old.send(topic, {"page": "/old", "user": 2}, partition=0).result()
         except SerializationError:  # A slow answer had it read the metadata again, so that it has the new columns, too.
             old.send(topic, {"url": "/old", "user": 2}, partition=0).result()
+        with headrace.Producer(**client) as producer:
+            producer.send_table(topic, pa.table({"url": ["/table"], "user": pa.array([3], pa.int8())}), partition=0)
+            producer.flush()
         with headrace.Reader(topic, **client) as reader:
             found = reader.to_arrow()
         assert found.column_names == ["url", "user", "at", "score"]
@@ -280,9 +283,10 @@ def test_columns_change(client, topic):
             {"url": "/a", "user": 1, "score": 0.5},
             {"url": "/new", "user": None, "score": 1.5},
             {"url": "/old", "user": 2, "score": 0.5},
+            {"url": "/table", "user": 3, "score": 0.5},
         ]
         with headrace.Reader(topic, **client) as reader:
-            assert [record.value["url"] for record in reader] == ["/a", "/new", "/old"]
+            assert [record.value["url"] for record in reader] == ["/a", "/new", "/old", "/table"]
 
 
 def _accepted(send):
