@@ -65,6 +65,8 @@ class Checks:
         """etcd is one of the past: its keys about members are void until a generation begins."""
         self._is_etcd_past = True
         self._cluster.promises.forget_tables()
+        for partition in self.partitions.values():
+            partition.unclean |= partition.is_deleted  # It may come back, and its records are gone.
 
     def generation_began(self) -> None:
         """A new generation began: its sessions and leader epochs are counted anew, and it has all that is committed."""
@@ -166,7 +168,7 @@ class Checks:
         else:
             raise SimulationError("I7", f"{_name(host)} starts at {base} with a batch that no other log has")
         self._checked("I7", known is not None)
-        if known is None:
+        if known is None or partition.is_deleted:  # Of a topic that comes back with an etcd of the past, empty.
             partition.digests[(base, epoch)] = header.crc, digest
         elif known != (header.crc, digest):
             raise SimulationError("I7", f"{_name(host)} has another log up to {base} of epoch {epoch} than others had")
@@ -174,9 +176,13 @@ class Checks:
 
     def _add_compacted(self, host: Host, reference: ReferenceLog, header: BatchHeader) -> None:
         """A compacted batch counts as those that it replaces, which were committed, with their chain."""
-        committed = self.partitions[host.key].committed
-        at = bisect_left(committed.bases, header.base_offset)
-        replaced = [each for each in committed.entries[at:] if each.end <= header.end_offset]
+        partition = self.partitions[host.key]
+        at = bisect_left(partition.committed.bases, header.base_offset)
+        known = partition.committed.entries[at:]
+        if partition.given_up:  # One epoch has one batch at an offset.
+            known = sorted((*known, *partition.given_up), key=lambda each: each.base)
+            known = [e for e in known if e.epoch == header.leader_epoch and e.base >= header.base_offset]
+        replaced = [each for each in known if each.end <= header.end_offset]
         self._checked("compaction")
         if (
             not replaced
@@ -300,6 +306,7 @@ class Checks:
             if gone.end <= reference.start:
                 break
             partition.lost.append((gone.base, gone.end))
+            partition.given_up.append(gone)
             committed.cut(gone.base)
         partition.sequences.clear()
         for entry in committed.entries:

@@ -117,3 +117,5 @@ class Partition:
         """The highest log start that clients were told."""
         self.lost: list[tuple[int, int]] = []
         """Offset ranges that an unclean election gave up."""
+        self.given_up: list[Entry] = []
+        """The batches in them, which the other replicas have until they truncate their logs."""
