@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tests.simulation.group_cluster import GroupCluster
 
 METRICS = CoordinatorMetrics(CollectorRegistry())
-SERVED = open_access()
-"""Every caller may do everything."""
 RESTART_MS = 300
 DEFAULT_TIMEOUT_MS = 30_000
 
@@ -103,6 +101,8 @@ class GroupCoordinator:
         self.groups_source = PrefixView(metastore, keyspace.groups_prefix, self.clock, relist_interval_s=relist_s)
         self._metastore = metastore
         self._is_loaded = asyncio.Event()
+        self._served = open_access()
+        """Every caller may do everything."""
         self.servicer: GroupServicer
         self._groups: GroupView
         self.loop.create_task(self._live())
@@ -170,7 +170,7 @@ class GroupCoordinator:
 
     async def _answer(self, method: str, request: Any, seconds: float, reply: Reply) -> None:
         await self._is_loaded.wait()  # Its port opens then.
-        set_access(SERVED)
+        set_access(self._served)
         handler = getattr(GroupServicer, method).__wrapped__
         try:
             answer = await handler(self.servicer, request, _Context(self.loop, seconds))

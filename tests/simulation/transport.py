@@ -33,8 +33,6 @@ WINDOW_BYTES = (1, 600, 2_500)
 """Bytes that may be under way on a connection before its sender is told to pause: drawn for each."""
 CUT_RATE = 0.1
 """How often what is written arrives in two pieces."""
-SERVED = open_access()
-"""Everybody may do everything."""
 Reply = Callable[["bytes | grpc.aio.AioRpcError"], object]
 
 
@@ -90,6 +88,8 @@ class Server:
         self._handlers: list[Any] = []
         self._methods: dict[str, Any] = {}
         self._calls: dict[asyncio.Task[None], None] = {}
+        self._served = open_access()
+        """Everybody may do everything; of this process, since its quotas have this world's time."""
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, _service_name: str) -> None:
         """Take a service as it registers itself."""
@@ -145,7 +145,7 @@ class Server:
             none = grpc.aio.Metadata()
             reply(grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, none, none, details="Method not found!"))
             return
-        set_access(SERVED)
+        set_access(self._served)
         try:
             async with asyncio.timeout(seconds):
                 answer = await handler.unary_unary(handler.request_deserializer(request), context)
