@@ -51,7 +51,7 @@ TABLES = (
         "condition-decided-by-truncated-records",
         "H153",
         "PartitionTable._continue_log",
-        drop("self._uncommitted.begin(self._state.end_offset)"),
+        drop("self._uncommitted.begin(state.end_offset)"),
         "A leader that was replaced and leads again decides by the records that it had to truncate.",
         Test(UNIT + "test_what_was_truncated_decides_no_write", "Few seeds truncate what it has not committed."),
     ),

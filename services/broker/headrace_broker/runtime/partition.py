@@ -344,8 +344,6 @@ class Partition:
 
     async def checkpoint(self) -> bool:
         """See `Checkpointed`."""
-        if not self.has_stale_checkpoint:
-            return False
         partition_log, high_watermark = self.open_log, self.replica.high_watermark
         at_ms = self.context.clock.monotonic_ms()
         try:

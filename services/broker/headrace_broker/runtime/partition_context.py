@@ -30,10 +30,10 @@ class Checkpointed(Protocol):
 
     @property
     def has_stale_checkpoint(self) -> bool:
-        """Whether `checkpoint` would write one if it were due; takes no lock."""
+        """Whether `checkpoint` may be called, and would write one if it were due; takes no lock."""
 
     async def checkpoint(self) -> bool:
-        """Write a checkpoint if the last one is stale and due; return whether it did."""
+        """Write a checkpoint if one is due; return whether it did. Call it while `has_stale_checkpoint`."""
 
     def note_high_watermark(self) -> None:
         """Note it without an fsync. Blocks: call it in a thread."""

@@ -236,8 +236,9 @@ class PartitionTable:
             if lacks_columns or not await self._is_continued():
                 self._start_offset = int(log.log_start_offset)
                 self._begin(RowOffsets(), self._start_offset, 0)
-            self._uncommitted.begin(self._state.end_offset)
-            self._batches.clear()
+            else:
+                self._uncommitted.begin(state.end_offset)
+                self._batches.clear()
             self._truncations, self._deletions_end = truncations, log.deletions_end
         start_offset, place = int(log.log_start_offset), b""
         while self._start_offset < start_offset:
