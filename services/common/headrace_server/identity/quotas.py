@@ -33,7 +33,7 @@ DEFAULT_QUOTA = auth_pb2.Quota(
     connections=2_048,
     changes_per_minute=20_000,
 )
-"""Bounds where no quota sets one, above what one process serves: 1.5 GB/s of Arrow batches in was the most measured.
+"""Bounds where no quota sets one, above what one process serves: 2.5 GB/s of Arrow batches in was the most measured.
 The changes are two topics of 10,000 partitions at once, so that no user fills etcd before an administrator sees it.
 """
 
