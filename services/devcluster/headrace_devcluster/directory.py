@@ -37,7 +37,9 @@ class ClusterDirectory:
             remove_abandoned_directories()
             self.path = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / OWNER_LOCK).open("a+")
+        # A temporary directory whose lock is there and free is abandoned: it gets its name when it is locked.
+        lock_file = self.path / (f"{OWNER_LOCK}.new" if self.temporary else OWNER_LOCK)
+        lock = lock_file.open("a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -49,6 +51,7 @@ class ClusterDirectory:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
+        lock_file.rename(self.path / OWNER_LOCK)
         self._lock = lock
 
     def release(self) -> None:

@@ -1,13 +1,15 @@
 """The directory of a local cluster: one owner, and nothing left of owners that were killed."""
 
 import fcntl
+import os
 from pathlib import Path
+from typing import IO
 
 import pytest
 from headrace_devcluster import directory as directory_module
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import obey
-from headrace_devcluster.directory import OWNER_LOCK, remove_abandoned_directories
+from headrace_devcluster.directory import OWNER_LOCK, ClusterDirectory, remove_abandoned_directories
 from headrace_devcluster.errors import ClusterRunningError, OtherKindError
 from headrace_devcluster.single_part import METASTORE_FILE, check_kind
 from headrace_devcluster.state import ClusterState, owner_pid, read_state, write_state
@@ -34,6 +36,28 @@ def test_abandoned_directories_are_removed(tmp_path: Path, monkeypatch: pytest.M
         fcntl.flock(lock, fcntl.LOCK_EX)
         remove_abandoned_directories()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([held.name, young.name, other.name])
+
+
+def test_a_directory_that_is_being_taken_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cluster starts between the creation of the owner's file and its lock."""
+    monkeypatch.setattr(directory_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    lock = fcntl.flock
+
+    def remove_then_lock(file: IO[str], operation: int) -> None:
+        monkeypatch.setattr(directory_module.fcntl, "flock", lock)
+        remove_abandoned_directories()
+        lock(file, operation)
+
+    monkeypatch.setattr(directory_module.fcntl, "flock", remove_then_lock)
+    taken = ClusterDirectory(None)
+    taken.take()
+    try:
+        assert owner_pid(taken.path) == os.getpid()
+        remove_abandoned_directories()
+        assert [path.name for path in taken.path.iterdir()] == [OWNER_LOCK]
+    finally:
+        taken.release()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_state_counts_only_while_its_owner_lives(tmp_path: Path) -> None:
