@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -24,9 +25,16 @@ class Terminal:
         """Press keys."""
         os.write(self._descriptor, keys.encode())
 
-    def interrupt(self) -> None:
-        """Press Ctrl-C."""
+    def interrupt_to(self, end: str) -> str:
+        """Press Ctrl-C, and return what is shown until `end` is.
+
+        It is pressed again while nothing is shown: `input` shows its prompt before it waits, and a signal between the
+        two is not seen until a key is pressed.
+        """
         self._process.send_signal(signal.SIGINT)
+        while not select.select([self._descriptor], [], [], 1)[0]:
+            self._process.send_signal(signal.SIGINT)
+        return self.read_to(end)
 
     def read_to(self, end: str) -> str:
         """Return what is shown until `end` is."""
