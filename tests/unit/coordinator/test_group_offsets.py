@@ -149,6 +149,25 @@ async def test_a_late_commit_does_not_undo_a_later_one(pair, one):
     assert await a.committed() == {0: 2, 1: 5}
 
 
+async def test_a_late_commit_of_which_a_part_is_refused_does_not_undo_a_later_one(pair, one, two, monkeypatch):
+    """H64: the later one is stored while the coordinator makes sure of the refusal (group seed 210731)."""
+    _, a, b = pair
+    await settle(a, one, two)
+    mine, foreign = one.numbers[0], two.numbers[0]
+    get = a.metastore.get
+
+    async def get_after_a_later_commit(key):
+        monkeypatch.undo()
+        await b.see()
+        assert await b.commit(one, {mine: 9}, number=2) == {}
+        await a.see()
+        return await get(key)
+
+    monkeypatch.setattr(a.metastore, "get", get_after_a_later_commit)
+    assert list(await a.commit(one, {mine: 5, foreign: 6}, number=1)) == [foreign]
+    assert await a.committed() == {mine: 9}
+
+
 async def test_commits_of_two_members_do_not_disturb_each_other(pair, one, two):
     """Many at once, by both coordinators: each is one transaction for all of its partitions."""
     parts, a, b = pair

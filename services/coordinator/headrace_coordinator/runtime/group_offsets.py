@@ -162,6 +162,9 @@ class GroupOffsets:
             attempt.drop_overtaken(entry)
             try:
                 fence, refused = self._check(attempt, entry)
+                allowed = [commit for partition, commit in attempt.commits.items() if partition not in refused]
+                # Before anything is awaited: the view changes `entry`, and its state is compared as it was checked.
+                compares, operations = self._transaction(attempt, entry, allowed)
                 if refused and await self._is_behind(attempt):
                     continue
             except (UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError) as error:
@@ -170,10 +173,8 @@ class GroupOffsets:
                 if unanswered:
                     error.outcome = Outcome.UNKNOWN
                 raise
-            allowed = [commit for partition, commit in attempt.commits.items() if partition not in refused]
             if not allowed:
                 return refused
-            compares, operations = self._transaction(attempt, entry, allowed)
             try:
                 result = await self._metastore.txn([fence, *compares], operations)
             except MetastoreRolledBackError:
