@@ -71,9 +71,9 @@ class GroupChecks:
         self._granted: dict[TopicPartition, int] = {}
         """The last assignment epoch of each partition, deletions of the group notwithstanding."""
         self._stored_in: dict[TopicPartition, tuple[int, int, int]] = {}
+        """Assignment epoch, commit number and offset of the last commit."""
         self._deleted_in: dict[TopicPartition, int] = {}
         """The revision in which an offset was deleted: a member that was paused hears later that it was stored."""
-        """Assignment epoch, commit number and offset of the last commit."""
         self._owners: dict[TopicPartition, tuple[bytes, int]] = {}
         self._asked_ms: dict[bytes, int] = {}
         """When each member that is to give up something was asked."""
@@ -355,10 +355,13 @@ class GroupChecks:
                     self.acknowledged[partition] = max(wanted.offset, self.acknowledged.get(partition, 0))
 
     def told_unknown(self, request: Any) -> None:
-        """A member was told that it is none: so it is not, for no id comes back (H63, H73)."""
+        """A member was told that it is none: so it is not, or was not for a while (H63, H73).
+
+        An id comes back if its request to join was sent twice, and one of them is late.
+        """
         member_id = request.member_id
         self._checked("H63")
-        known = member_id in self.now.group.members and member_id in self.now.live
+        known = member_id in self.now.group.members and member_id in self.now.live and member_id not in self._expired
         if known and request.member_epoch and not self.cluster.plan.buggy_etcd:
             self._fail("H63", f"{_short(member_id)} was told that it is no member, and is")
 

@@ -236,6 +236,11 @@ def test_a_leader_decides_by_no_record_that_it_had_to_truncate() -> None:
     check(Plan.draw(50553, tables=True))
 
 
+def test_records_before_the_log_start_may_be_compacted_with_those_after_it() -> None:
+    """The broker was opened after a deletion of the first records (seed 310121)."""
+    check(Plan.draw(310121))
+
+
 def test_an_administrator_elects_a_sound_replica_after_a_corrupt_one() -> None:
     """The only live replica has a corrupt log and leaves at once; a sound one returns (seed 45501 with a table)."""
     check(Plan.draw(45501, tables=True))
