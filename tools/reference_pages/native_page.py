@@ -365,7 +365,7 @@ def _limits() -> str:
         ("a connection without a request", _seconds(server.IDLE_SECONDS), "GOODBYE, and the connection is closed"),
         (
             "connections",
-            "`max_native_connections`, at most a quarter of the open files; of `n` addresses each has one part in "
+            "`max_native_connections`, at most an eighth of the open files; of `n` addresses each has one part in "
             "`n + 1`",
             "the connection that was idle for longest is closed; if none is idle, the new one",
         ),

@@ -74,7 +74,7 @@ class BrokerSettings(ServiceSettings):
         Field(
             ge=1,
             le=100_000,
-            description="Maximum connections of the native protocol, at most a quarter of the limit of open files; "
+            description="Maximum connections of the native protocol, at most an eighth of the limit of open files; "
             "further ones are closed, and their clients use gRPC.",
         ),
     ] = 4_096

@@ -21,9 +21,9 @@ MaxConnections = Annotated[
     Field(
         ge=0,
         le=1_000_000,
-        description="Maximum client connections, at most a quarter of the limit of open files; further ones "
-        "are closed, and one address keeps at most half. `0` means 10,000, or that quarter if it "
-        "is less.",
+        description="Maximum client connections, with those of the native protocol at most a quarter of the limit of "
+        "open files; further ones are closed, and one address keeps at most half. `0` means 10,000, or that quarter "
+        "if it is less.",
     ),
 ]
 """Type of the setting that both services have."""
@@ -68,8 +68,8 @@ def raise_limit() -> int:
 
 def share_out(limit: int, *, max_connections: int = 0, native_connections: int = 0) -> DescriptorShares:
     """Divide `limit` descriptors. `max_connections` replaces the share of clients; `0` keeps the default."""
-    clients = min(max_connections or MOST_CLIENTS, limit // 4)
-    natives = min(native_connections, limit // 4)
+    natives = min(native_connections, limit // 8)
+    clients = min(max_connections or MOST_CLIENTS, limit // 4 - natives)
     peers = followers = min(MOST_PEERS, limit // 32)
     left = limit - KEPT - clients - natives - peers - followers
     return DescriptorShares(clients, natives, peers, followers, max(min(left, MOST_SEGMENT_FILES), 1))

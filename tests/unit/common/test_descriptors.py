@@ -66,6 +66,14 @@ def test_shares_fit_into_the_limit(limit: int, natives: int) -> None:
     assert min(shares) > 0
 
 
+def test_ten_thousand_partitions_keep_their_files_open_at_a_low_limit() -> None:
+    """Both kinds of connections share a quarter; a usual limit leaves both what they may have at most."""
+    low, usual = (share_out(limit, native_connections=4_096) for limit in (16_384, 65_536))
+    assert low.segment_files > 10_000
+    assert low.clients + low.natives == 4_096
+    assert (usual.clients, usual.natives) == (10_000, 4_096)
+
+
 def greeted(connection: socket.socket) -> bool:
     connection.settimeout(20)
     try:
