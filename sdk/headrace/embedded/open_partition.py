@@ -266,7 +266,7 @@ class DirectoryPartition:
             self.producers.expire(time.time_ns() // 1_000_000)
         now_ms = time.monotonic_ns() // 1_000_000
         self.log.durability.checkpoint(now_ms, self.visible_end)
-        if self._snapshot.is_due(self.log_end_offset, self.log.size_bytes, now_ms):
+        if self._snapshot.is_due(self.log, now_ms):
             self.snapshot()
 
     def snapshot(self) -> None:

@@ -23,11 +23,11 @@ class SnapshotClock:
     size_bytes: int
     at_ms: int
 
-    def is_due(self, end_offset: int, size_bytes: int, now_ms: int) -> bool:
+    def is_due(self, partition_log: PartitionLog, now_ms: int) -> bool:
         """Return whether much was appended since the snapshot, or something and the snapshot is old."""
-        if end_offset == self.offset:
+        if partition_log.log_end_offset == self.offset:
             return False
-        return abs(size_bytes - self.size_bytes) >= SNAPSHOT_BYTES or now_ms - self.at_ms >= SNAPSHOT_MS
+        return now_ms - self.at_ms >= SNAPSHOT_MS or abs(partition_log.size_bytes - self.size_bytes) >= SNAPSHOT_BYTES
 
 
 def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -> int:

@@ -237,7 +237,8 @@ async def test_producers_are_kept_when_a_start_would_have_much_to_read(partition
 )
 def test_a_snapshot_is_due(end_offset: int, size_bytes: int, now_ms: int, *, due: bool) -> None:
     """By bytes or by time, and never where nothing was appended."""
-    assert SnapshotClock(0, 0, 0).is_due(end_offset, size_bytes, now_ms) is due
+    written = SimpleNamespace(log_end_offset=end_offset, size_bytes=size_bytes)
+    assert SnapshotClock(0, 0, 0).is_due(written, now_ms) is due  # type: ignore[arg-type]
 
 
 async def test_what_the_disk_has_is_not_kept_again(partition: Partition) -> None:

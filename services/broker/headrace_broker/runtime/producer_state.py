@@ -59,11 +59,7 @@ class ProducerState:
     @property
     def snapshot_is_due(self) -> bool:
         """Whether much was appended since the last producer snapshot, or something and the snapshot is old."""
-        partition_log, kept = self._partition.open_log, self._last_snapshot
-        end_offset = partition_log.log_end_offset
-        if end_offset == kept.offset:
-            return False  # As `is_due` says; but the size of an idle log is not summed each second.
-        return kept.is_due(end_offset, partition_log.size_bytes, self._context.clock.monotonic_ms())
+        return self._last_snapshot.is_due(self._partition.open_log, self._context.clock.monotonic_ms())
 
     async def snapshot_if_due(self) -> bool:
         """Write a producer snapshot if one is due, while appends wait; return whether it did."""
