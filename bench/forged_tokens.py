@@ -123,7 +123,7 @@ def _repeat(refuse_some: Callable[[], int], pipe: Connection) -> None:
 
 def _connect(address: str, number: int) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), SECONDS, (f"127.0.2.{1 + number}", 0))
+    return socket.create_connection((host, int(port)), SECONDS, (f"127.0.{2 + number // 250}.{1 + number % 250}", 0))
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -95,7 +95,8 @@ class Stranger:
         received = b""
         while count:
             data = self._socket.recv(1 << 16)
-            assert data, f"the server has closed the connection, {count} calls before the end"
+            if not data:
+                raise ConnectionResetError(f"the server has closed the connection, {count} calls before the end")
             received += data
             while len(received) >= 9 and len(received) >= (size := 9 + int.from_bytes(received[:3], "big")):
                 count -= received[3] == HEADERS and bool(received[4] & END_STREAM)

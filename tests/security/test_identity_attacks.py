@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import grpc
 import pytest
@@ -33,7 +33,7 @@ from tests.security.test_attacks import FETCH, bounded, refusal
 from tests.security.test_native_attacks import connect, frames
 
 HEARTBEAT = "/headrace.v1.GroupService/Heartbeat"
-CONNECTIONS, OF_CONNECTION = 50, 100
+CONNECTIONS, OF_CONNECTION = 30, 100
 """Connections of a flood, each from an address of its own, and the calls that one may have at once."""
 FORGED = (
     "hr1.s1." + "A" * 60,
@@ -102,7 +102,9 @@ def log_lines(secured: Witness) -> int:
 
 @pytest.mark.parametrize("listener", ["client", "coordinator"])
 def test_a_flood_of_forged_tokens_over_grpc(secured: Witness, listener: str) -> None:
-    """Each call is refused with a code, without a line in the log, while an honest client works; 5,000 a listener."""
+    """Each call is refused with a code, without a line in the log, while an honest client works; after 2,000 from all
+    addresses connections that waste more are ended.
+    """
     path = FETCH if listener == "client" else HEARTBEAT
     before, lines = unauthenticated(secured, listener), log_lines(secured)
     with bounded(secured, cpu_seconds=15.0, mib=32):
@@ -112,11 +114,11 @@ def test_a_flood_of_forged_tokens_over_grpc(secured: Witness, listener: str) -> 
                 frame(HEADERS, END_HEADERS | END_STREAM, 2 * at + 1, headers[(number + at) % len(FORGED)])
                 for at in range(OF_CONNECTION)
             )
-            with Stranger(secured.address(listener)) as stranger:
+            with suppress(ConnectionResetError, BrokenPipeError), Stranger(secured.address(listener)) as stranger:
                 stranger.send(data)
                 stranger.wait_for_ends(OF_CONNECTION)
             secured.work(1)
-    assert unauthenticated(secured, listener) == before + CONNECTIONS * OF_CONNECTION
+    assert 2_000 <= unauthenticated(secured, listener) - before <= CONNECTIONS * OF_CONNECTION
     assert log_lines(secured) - lines < 25
 
 

@@ -236,6 +236,7 @@ class Admission(grpc.GenericRpcHandler):
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
             is_read = True
+            self.wasted.note_served(peer)
             if served.row.uses_quota:
                 allowed.charge(Use.REQUEST)
             try:

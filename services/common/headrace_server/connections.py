@@ -9,6 +9,7 @@ import socket
 import stat
 import struct
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
@@ -16,11 +17,14 @@ from headrace_server.places import caller
 
 SO_ATTACH_REUSEPORT_CBPF = 51
 """Linux socket option; Python has no constant for it."""
-LOAD_BYTE, LOAD_WORD, AND, JUMP, JUMP_IF_EQUAL, RETURN = 0x30, 0x20, 0x54, 0x05, 0x15, 0x06
+LOAD_BYTE, LOAD_WORD, AND, JUMP, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x30, 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 IP_HEADER = 0xFFF00000
 """Offset of the IP header in a classic BPF program (SKF_NET_OFF in linux/filter.h)."""
+RANDOM_WORD = 0xFFFFF038
+"""Offset of a random number (SKF_AD_OFF + SKF_AD_RANDOM)."""
 WORD = 0xFFFFFFFF
 GRPCS, OURS = 0, 1
+DECOY_BACKLOG = 8
 
 Instruction = tuple[int, int, int, int]
 
@@ -55,32 +59,53 @@ def end(port: int, ending: Collection[tuple[str, int]]) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Whose new connections are accepted."""
+
+    callers: tuple[str, ...] = ()
+    """None of these callers."""
+    served: tuple[str, ...] = ()
+    """Always of these."""
+    one_of: int = 1
+    """Of the connections of others, one of this number, at random."""
+
+
 class Diversion:
-    """Listening sockets that never accept, to which the kernel diverts connections of blocked callers.
+    """Listening sockets to which the kernel diverts connections that are not to be accepted; they are reset.
 
     The listener has SO_REUSEPORT, so that another socket can listen at the same port, and a BPF program selects
     the socket of each connection. That needs no privilege. The kernel fills the queue of the other socket and drops
-    further connections.
+    further connections, of which TCP tries again.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._decoys: list[socket.socket] = []
 
-    def keep_out(self, callers: Collection[str]) -> None:
-        """Divert new connections of exactly these callers. Not thread-safe.
+    def keep_out(self, wanted: Filter) -> None:
+        """Replace the filter. Not thread-safe.
 
         Raises:
             OSError: If the system is not Linux, or there are no free descriptors.
         """
-        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program_of(callers)))
+        if self._decoys:
+            for decoy in self._decoys:
+                _attach(decoy, wanted)
+            return
         for listener, peer in sockets(self._port):
             if peer is None:
-                program = struct.pack("@HP", len(code) // 8, ctypes.addressof(code))
-                listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, program)
-                name = listener.getsockname()
-                if name not in [decoy.getsockname() for decoy in self._decoys]:
-                    self._decoys.append(_listen_beside(listener))
+                _attach(listener, wanted)
+                self._decoys.append(_listen_beside(listener))
+
+    def reset(self) -> None:
+        """Reset the diverted connections, so that a client notices; of a flood the kernel has dropped most."""
+        for decoy in self._decoys:
+            with contextlib.suppress(OSError):  # None is left, or there are no free descriptors.
+                for _ in range(DECOY_BACKLOG + 1):
+                    connection, _ = decoy.accept()
+                    with connection:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
 
     def close(self) -> None:
         """Stop diverting: without the sockets the program has no effect."""
@@ -98,25 +123,39 @@ def _listen_beside(listener: socket.socket) -> socket.socket:
             only_6 = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
             decoy.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_6)
         decoy.bind(name)
-        decoy.listen(8)
+        decoy.listen(DECOY_BACKLOG)
+        decoy.setblocking(False)
     except OSError:
         decoy.close()
         raise
     return decoy
 
 
-def program_of(callers: Collection[str]) -> list[Instruction]:
-    """Return the program that selects 1 (the diversion) for these callers, and 0 (the listener) for all others."""
+def _attach(listener: socket.socket, wanted: Filter) -> None:
+    """Filter the connections of all sockets that listen at the address of this one."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program_of(wanted)))
+    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(code))
+    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, program)
+
+
+def program_of(wanted: Filter) -> list[Instruction]:
+    """Return the program that selects 0 (the listener) for connections to be accepted, and 1 (the diversion) else."""
     version_4: list[Instruction] = [(LOAD_WORD, 0, 0, IP_HEADER + 12)]
     version_6: list[Instruction] = []
-    for network in map(ip_network, callers):
+    verdicts = [(caller, OURS) for caller in wanted.callers] + [(caller, GRPCS) for caller in wanted.served]
+    for caller_name, verdict in verdicts:
+        network = ip_network(caller_name)
         first = int(network.network_address)
         if network.version == 4:
-            version_4 += [(JUMP_IF_EQUAL, 0, 1, first), (RETURN, 0, 0, OURS)]
+            version_4 += [(JUMP_IF_EQUAL, 0, 1, first), (RETURN, 0, 0, verdict)]
         else:
             version_6 += [(LOAD_WORD, 0, 0, IP_HEADER + 8), (JUMP_IF_EQUAL, 0, 3, first >> 96)]
             version_6 += [(LOAD_WORD, 0, 0, IP_HEADER + 12), (JUMP_IF_EQUAL, 0, 1, first >> 64 & WORD)]
-            version_6 += [(RETURN, 0, 0, OURS)]
-    version_4.append((RETURN, 0, 0, GRPCS))
+            version_6 += [(RETURN, 0, 0, verdict)]
+    others: list[Instruction] = [(RETURN, 0, 0, GRPCS)]
+    if wanted.one_of > 1:
+        draw = (JUMP_IF_AT_LEAST, 0, 1, (WORD + 1) // wanted.one_of)
+        others = [(LOAD_WORD, 0, 0, RANDOM_WORD), draw, (RETURN, 0, 0, OURS), *others]
+    version_4 += others
     head = [(LOAD_BYTE, 0, 0, IP_HEADER), (AND, 0, 0, 0xF0), (JUMP_IF_EQUAL, 1, 0, 0x40), (JUMP, 0, 0, len(version_4))]
-    return [*head, *version_4, *version_6, (RETURN, 0, 0, GRPCS)]
+    return [*head, *version_4, *version_6, *others]

@@ -6,16 +6,22 @@ it or its connection closed while it was queued in gRPC's core. That cost cannot
 so the protection blocks connections. A caller may waste `CALLS_PER_SECOND`, with a burst of `CALLS_AT_ONCE`. A caller
 above that limit is blocked until its debt is zero: it cannot open connections, and each of its connections that wastes
 `CALLS_OF_CONNECTION` more calls is closed.
+
+All callers that are not blocked may waste `ALL_PER_SECOND`. Above that the price of a wasted call rises, so that
+callers are blocked sooner, and while it is `n`, the kernel accepts one of `n` new connections of callers of which no
+call was served after their last wasted one. Connections that are open stay, unless they waste
+`CALLS_OF_CONNECTION` themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 
 import structlog
 
-from headrace_server.connections import Diversion, end
+from headrace_server.connections import Diversion, Filter, end
 from headrace_server.places import Rates, peer_host
 
 log = structlog.get_logger(__name__)
@@ -23,10 +29,18 @@ log = structlog.get_logger(__name__)
 CALLS_PER_SECOND = 100
 CALLS_AT_ONCE = 1_000
 """Burst limit, about 0.15 s of the event loop."""
+ALL_PER_SECOND = 500
+"""Of all callers: at 100 to 220 us a tenth of a core."""
+ALL_AT_ONCE = 2_000
+"""More than `CALLS_AT_ONCE`, so that one caller alone is blocked first."""
+MAX_PRICE = 256.0
 CALLS_OF_CONNECTION = 10
 """Tolerance per connection: a correct client at the same address may have a few calls whose deadlines passed."""
-MAX_SHUT_OUT = 256
+MAX_SHUT_OUT = 200
 """Maximum number of blocked callers: the kernel accepts a filter program of 20 kB (net.core.optmem_max)."""
+MAX_SERVED = 200
+"""Maximum number of callers whose connections are always accepted, in the same program."""
+MAX_COUNTED_CONNECTIONS = 10_000
 PASS_SECONDS = 0.1
 
 
@@ -37,9 +51,16 @@ class WastedCalls:
     """
 
     def __init__(self) -> None:
-        self._rates = Rates(calls=CALLS_PER_SECOND)
+        self._rates = Rates(calls=CALLS_PER_SECOND, all=ALL_PER_SECOND)
         self._port = 0
-        self._shut_out: dict[str, Counter[int]] = {}  # by caller: calls wasted since then, by port of the connection
+        self._price = 1.0
+        self._counted = 0
+        """Calls wasted since the last pass, except those of blocked callers."""
+        self._shut_out: dict[str, None] = {}
+        self._served: dict[str, None] = {}
+        """Callers of which a call was served after their last wasted one, the latest last."""
+        self._of_connections: Counter[tuple[str, int]] = Counter()
+        """Calls wasted by caller and remote port, of callers that are blocked, and of all while the price is raised."""
         self._ending: set[tuple[str, int]] = set()
         self._keeping: asyncio.Task[None] | None = None
 
@@ -57,49 +78,83 @@ class WastedCalls:
         """Return whether the caller is blocked."""
         return caller in self._shut_out
 
+    def note_served(self, caller: str) -> None:
+        """Take note of a call that is served."""
+        self._served.pop(caller, None)
+        self._served[caller] = None
+        if len(self._served) > MAX_SERVED:
+            del self._served[next(iter(self._served))]
+
     def count(self, peer: str, *, of_connection: bool) -> None:
         """Count a call of a gRPC peer that ended unread; not `of_connection` if it lacked only an admission slot."""
         caller = peer_host(peer)
-        self._rates.charge(caller, "calls", 1)
-        if caller not in self._shut_out:
-            if self._rates.debt_seconds(caller, "calls") <= CALLS_AT_ONCE / CALLS_PER_SECOND or not self._port:
-                return
-            if len(self._shut_out) >= MAX_SHUT_OUT:
-                return
-            log.warning("caller_blocked", peer=caller, reason="too many wasted calls or refused connections")
-            self._shut_out[caller] = Counter()
-            if self._keeping is None:
-                self._keeping = asyncio.create_task(self._keep_out(Diversion(self._port)))
-        if of_connection:
-            port = int(peer.rpartition(":")[2])
-            self._shut_out[caller][port] += 1
-            if self._shut_out[caller][port] == CALLS_OF_CONNECTION:
-                self._ending.add((caller, port))
+        self._served.pop(caller, None)
+        if caller not in self._shut_out:  # Else one caller would limit all others.
+            self._counted += 1
+            self._rates.charge("", "all", 1)
+        self._rates.charge(caller, "calls", round(self._price))
+        if not self._port:
+            return
+        debt_seconds = self._rates.debt_seconds(caller, "calls")
+        if debt_seconds > CALLS_AT_ONCE / CALLS_PER_SECOND and len(self._shut_out) < MAX_SHUT_OUT:
+            if caller not in self._shut_out:
+                log.warning("caller_blocked", peer=caller, reason="too many wasted calls or refused connections")
+            self._shut_out[caller] = None
+        is_over = self._rates.debt_seconds("", "all") > ALL_AT_ONCE / ALL_PER_SECOND
+        if self._keeping is None and (self._shut_out or is_over):
+            self._counted = 0
+            self._keeping = asyncio.create_task(self._keep_out(Diversion(self._port)))
+        if of_connection and (caller in self._shut_out or self._price > 1):
+            self._count_of_connection((caller, int(peer.rpartition(":")[2])))
+
+    def _count_of_connection(self, connection: tuple[str, int]) -> None:
+        if len(self._of_connections) >= MAX_COUNTED_CONNECTIONS:
+            self._of_connections.clear()
+        self._of_connections[connection] += 1
+        if self._of_connections[connection] == CALLS_OF_CONNECTION:
+            self._ending.add(connection)
 
     async def _keep_out(self, diversion: Diversion) -> None:
-        """Update the filter and close connections periodically until no caller is blocked."""
-        kept_out, told = [""], [""]
+        """Update the filter and close connections periodically until no caller is blocked and the price is 1."""
+        loop = asyncio.get_running_loop()
+        kept, told, passed_at = Filter(), Filter(), loop.time()
         try:
-            while self._shut_out:
-                callers, ending, self._ending = list(self._shut_out), self._ending, set()
+            while self._shut_out or self._price > 1 or self._rates.debt_seconds("", "all") > 0:
+                ending, self._ending = self._ending, set()
+                served = sorted(self._served) if self._price > 1 else ()
+                wanted = Filter(tuple(self._shut_out), tuple(served), round(self._price))
                 try:
                     if ending:
                         await asyncio.to_thread(end, self._port, ending)
                     ending = set()
-                    if callers != kept_out:
-                        await asyncio.to_thread(diversion.keep_out, callers)
-                        kept_out = callers
+                    if wanted != kept:
+                        await asyncio.to_thread(diversion.keep_out, wanted)
+                        kept = wanted
                 except OSError as error:  # For example out of file descriptors; the next pass retries.
                     self._ending |= ending
-                    if callers != told:
-                        log.warning("callers_not_blocked", peers=callers, cause=str(error))
-                        told = callers
+                    if wanted.callers != told.callers:
+                        log.warning("callers_not_blocked", peers=wanted.callers, cause=str(error))
+                        told = wanted
                 await asyncio.sleep(PASS_SECONDS)
-                for caller in callers:
-                    if self._rates.debt_seconds(caller, "calls") <= 0:
-                        wasted = self._shut_out.pop(caller).values()
-                        ended = sum(calls >= CALLS_OF_CONNECTION for calls in wasted)
-                        log.warning("caller_unblocked", peer=caller, connections_ended=ended)
+                diversion.reset()
+                now = loop.time()
+                self._set_price(now - passed_at)
+                passed_at = now
+                self._unblock(wanted.callers)
         finally:
             diversion.close()
-            self._keeping = None
+            self._of_connections.clear()
+            self._price, self._keeping = 1.0, None
+
+    def _set_price(self, seconds: float) -> None:
+        """Raise the price by as much as all callers wasted more than they may, or lower it slowly."""
+        over, self._counted = self._counted / (ALL_PER_SECOND * seconds), 0
+        if over > 1 and self._price == 1:
+            log.warning("new_callers_limited", reason="too many wasted calls or refused connections of all callers")
+        self._price = min(MAX_PRICE, self._price * min(over, 2.0)) if over > 1 else max(1.0, self._price / 1.1)
+
+    def _unblock(self, callers: Iterable[str]) -> None:
+        for caller in callers:
+            if self._rates.debt_seconds(caller, "calls") <= 0:
+                del self._shut_out[caller]
+                log.warning("caller_unblocked", peer=caller)

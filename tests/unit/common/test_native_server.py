@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from headrace.log import CorruptLogError
-from headrace.v1 import broker_pb2, errors_pb2, native_pb2
+from headrace.v1 import auth_pb2, broker_pb2, errors_pb2, native_pb2
 from headrace.wire.attachments import splice_produce
 from headrace.wire.errors import (
     DeadlineRequiredError,
@@ -23,10 +23,12 @@ from headrace.wire.errors import (
     ShuttingDownError,
     ThrottledError,
     TimedOutError,
+    UnauthenticatedError,
     UnsupportedVersionError,
     from_detail,
 )
 from headrace.wire.frames import CONFIRMED, HEADER, PREFACE, STAGE_BYTES, Header, Kind, MethodCode, frame_head
+from headrace_server import wasted_calls
 from headrace_server.calls import CALLER, request_id
 from headrace_server.instruments import CommonMetrics
 from headrace_server.methods import METHODS
@@ -42,8 +44,10 @@ from headrace_server.places import PlaceLimits, Places
 from headrace_server.requests import RequestReader
 from prometheus_client import CollectorRegistry
 
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.native_metrics import native_metrics
-from tests.fakes.open_gate import open_gate
+from tests.fakes.open_gate import gate_over, open_gate
+from tests.fakes.written_keys import WrittenKeys
 
 SECONDS = 20.0
 TOPIC_ID = bytes(range(16))
@@ -928,3 +932,25 @@ async def test_others_have_a_turn_between_connections_that_wait():
                     accepted = len(bench.server._connections)
                     at_once, before = max(at_once, accepted - before), accepted
     assert at_once <= 2
+
+
+async def test_a_connection_that_only_sends_requests_without_identity_is_ended(monkeypatch):
+    """Each refusal costs as much as a wrong session; another connection from the address stays."""
+    monkeypatch.setattr(wasted_calls, "CALLS_AT_ONCE", 20)
+    async with serving(gate=gate_over(WrittenKeys(), ManualClock(), auth_pb2.POSTURE_REQUIRED)) as bench:
+        silent = await bench.connect("127.0.0.5")
+        client = await bench.connect("127.0.0.5")
+        for number in range(1, 61):
+            client.ask(number)
+        assert isinstance(await client.error(1), UnauthenticatedError)
+        assert await client.ended()
+        assert not silent.receiving.at_eof()
+
+
+async def test_an_address_whose_connections_end_without_a_greeting_is_kept_out(monkeypatch):
+    """They cost the event loop as much as those with a wrong session."""
+    monkeypatch.setattr(wasted_calls, "CALLS_AT_ONCE", 20)
+    async with serving() as bench:
+        for _ in range(30):
+            await (await bench.open("127.0.0.6")).close()
+        await bench.until(lambda: bench.server._wasted.is_shut_out("127.0.0.6"))

@@ -9,7 +9,8 @@ import sys
 import grpc
 import pytest
 from headrace.v1 import broker_pb2, broker_pb2_grpc
-from headrace_server.connections import Diversion
+from headrace_server import wasted_calls
+from headrace_server.connections import Diversion, Filter
 from headrace_server.places import PlaceLimits, Rates
 from headrace_server.rpc import RpcLimits, RpcServer, unary
 from prometheus_client import CollectorRegistry, Counter
@@ -21,6 +22,8 @@ LIST_OFFSETS = "/headrace.v1.BrokerService/ListOffsets"
 WASTER, NEIGHBOUR = "127.0.0.2", "127.0.0.3"
 PER_SECOND = 5
 """Calls that a caller may waste here; and as many at once as in ten seconds."""
+
+ALL_PER_SECOND = 100
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what diverts connections is Linux's")
 
@@ -41,7 +44,7 @@ class Served:
         self.server = RpcServer(RpcLimits(places=PlaceLimits(clients=(64, 8))), gate=open_gate())
         self.server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
         self.wasted = self.server._admission.wasted
-        self.wasted._rates = Rates(lambda: self.now, calls=PER_SECOND)
+        self.wasted._rates = Rates(lambda: self.now, calls=PER_SECOND, all=ALL_PER_SECOND)
         self.of_connections = 0
         self._counted = asyncio.Event()
         self._count, self.wasted.count = self.wasted.count, self._count_and_tell
@@ -152,7 +155,7 @@ async def test_callers_of_both_families_are_kept_out_at_one_listener():
         ([], set()),
     ):
         if callers:
-            await asyncio.to_thread(diversion.keep_out, callers)
+            await asyncio.to_thread(diversion.keep_out, Filter(tuple(callers)))
         else:
             diversion.close()
         for source, host in everybody - out:
@@ -160,3 +163,59 @@ async def test_callers_of_both_families_are_kept_out_at_one_listener():
         for source, host in out:
             assert not await asyncio.to_thread(is_served, f"{host}:{port}", source)
     await server.stop(0)
+
+
+async def test_of_many_callers_some_are_accepted_and_all_that_were_served():
+    """One of a hundred connections, drawn by the kernel, in both families; always of a caller that was served."""
+    server = RpcServer(gate=open_gate())
+    port = int((await server.start("[::]:0")).rpartition(":")[2])
+    diversion = Diversion(port)
+    await asyncio.to_thread(diversion.keep_out, Filter((WASTER,), ("127.0.0.1", NEIGHBOUR), 100))
+
+    def count_accepted(host, sources):
+        return sum(is_served(f"{host}:{port}", source, 0.05) for source in sources)
+
+    try:
+        assert await asyncio.to_thread(count_accepted, "127.0.0.1", ["127.0.0.1", NEIGHBOUR] * 10) == 20
+        assert await asyncio.to_thread(count_accepted, "127.0.0.1", [f"127.0.1.{at}" for at in range(1, 31)]) < 10
+        assert await asyncio.to_thread(count_accepted, "::1", ["::1"] * 30) < 10
+        assert await asyncio.to_thread(count_accepted, "127.0.0.1", [WASTER] * 3) == 0
+        await asyncio.to_thread(diversion.keep_out, Filter(served=("::/64",), one_of=100))
+        assert await asyncio.to_thread(count_accepted, "::1", ["::1"] * 10) == 10
+    finally:
+        diversion.close()
+        await server.stop(0)
+
+
+async def test_callers_that_together_waste_too_many_calls_open_few_connections(served, monkeypatch):
+    """While each of them wastes few: new callers are drawn, connections that are open and served callers stay."""
+    monkeypatch.setattr(wasted_calls, "ALL_PER_SECOND", ALL_PER_SECOND)
+    monkeypatch.setattr(wasted_calls, "PASS_SECONDS", 0.02)
+
+    async def waste():
+        while True:
+            for at in range(1_000):  # More than are blocked at once.
+                served.wasted.count(f"ipv4:10.1.{at // 250}.{at % 250}:5000", of_connection=True)
+            await asyncio.sleep(0.01)
+
+    with Stranger(served.address, NEIGHBOUR) as silent:
+        assert await asyncio.to_thread(silent.wait_until_read)
+        wasting = asyncio.create_task(waste())
+        await served.until(lambda: served.wasted._price > 100)
+        new = [f"127.0.1.{at}" for at in range(1, 6)]
+        found = [await asyncio.to_thread(is_served, served.address, each) for each in new]
+        assert sum(found) < len(new)
+        served.wasted.note_served("127.0.0.1")
+        await until(is_served, served.address, "127.0.0.1")
+        assert all([await asyncio.to_thread(is_served, served.address, "127.0.0.1") for _ in new])
+        assert await asyncio.to_thread(silent.wait_until_read)
+        wasting.cancel()
+        await asyncio.wait([wasting])
+        one = served.wasted
+        one._shut_out[WASTER] = None
+        before = one._counted, one._rates.debt_seconds("", "all")
+        one.count(f"ipv4:{WASTER}:1", of_connection=False)
+        assert (one._counted, one._rates.debt_seconds("", "all")) == before  # One caller alone limits no others.
+    served.now += 1_000
+    for each in new:
+        await until(is_served, served.address, each)

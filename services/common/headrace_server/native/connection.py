@@ -20,10 +20,12 @@ from headrace.wire.errors import (
     HeadraceError,
     InternalError,
     InvalidRequestError,
+    NotAuthorizedError,
     Outcome,
     ShuttingDownError,
     ThrottledError,
     TimedOutError,
+    UnauthenticatedError,
     to_detail,
 )
 from headrace.wire.frames import (
@@ -242,10 +244,13 @@ class NativeConnection(FramedConnection):
         elif self._admitted is None:
             error, self._refused = self._refused, None
             assert error is not None
+            if isinstance(error, UnauthenticatedError | NotAuthorizedError):
+                self._server.count_refused(self)
             self._refusals += 1
             self._refuse(header.correlation, self._refused_method, error)
         else:
             (method, place, access), self._admitted = self._admitted, None
+            self._server.note_served(self)
             deadline = self._loop.time() + header.timeout_ms / 1000
             call = self._calls[header.correlation] = NativeCall(self, method, frame, place, access, deadline)
             self.idle_since = None

@@ -63,6 +63,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._outgoing = cast("OutgoingQueue", None)
         self._is_welcome = False
         """Whether the first frame of the other side has arrived."""
+        self._is_broken = False
         self._is_held = False
         """Whether what has arrived waits for this side."""
         self._is_paused = False
@@ -145,6 +146,11 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     # --- its end ---
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its first frame has not come, and it was not counted as broken."""
+        return not self._is_welcome and not self._is_broken
+
     def look(self, now: float) -> None:
         """End what takes too long: a handshake, half a frame, a peer that does not read."""
         if not self._is_welcome and now - self._frame_since > HELLO_SECONDS:
@@ -156,6 +162,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def end(self, why: str) -> None:
         """Close the connection at once."""
+        self._is_broken = True
         self._owner.count_broken(self.name)
         log.info("native_connection_ended", peer=self.name, cause=why)
         self._transport.abort()
@@ -166,6 +173,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def _break(self, error: HeadraceError) -> None:
         """Send what is wrong with the connection, and close it."""
+        self._is_broken = True
         self._owner.count_broken(self.name)
         is_of_protocol = isinstance(error, InvalidRequestError | UnsupportedVersionError)
         note = log.info if is_of_protocol else log.debug  # The gate logs refused identities, at a bounded rate.

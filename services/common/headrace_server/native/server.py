@@ -225,11 +225,21 @@ class NativeServer:
     def leave(self, connection: FramedConnection) -> None:
         """Forget a connection that is lost."""
         if connection in self._connections:
+            if connection.is_unfinished:
+                self._wasted.count(connection.name, of_connection=False)
             del self._connections[connection]
             own = self._hosts[connection.host]
             del own[connection]
             if not own:
                 del self._hosts[connection.host]
+
+    def note_served(self, connection: FramedConnection) -> None:
+        """Take note of a request that is admitted."""
+        self._wasted.note_served(connection.host)
+
+    def count_refused(self, connection: FramedConnection) -> None:
+        """Count a request of a caller without an identity or right."""
+        self._wasted.count(connection.name, of_connection=True)
 
     def count_broken(self, peer: str) -> None:
         """See `Owner`."""
