@@ -14,8 +14,16 @@ from typing import Any
 
 import grpc
 import pytest
-from headrace import Admin, HeadraceError, Producer, Reader
-from headrace.v1 import auth_pb2, auth_pb2_grpc
+from headrace import Admin, HeadraceError, Producer, Reader, TopicPartition
+from headrace.v1 import (
+    auth_pb2,
+    auth_pb2_grpc,
+    cluster_pb2,
+    cluster_pb2_grpc,
+    groups_pb2,
+    groups_pb2_grpc,
+    topics_pb2,
+)
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.replicated import until
@@ -180,6 +188,29 @@ def test_partitions_that_are_not_created_are_no_changes(metered: Metered) -> Non
         assert time.monotonic() - began < 5
     assert metered.cluster.coordinators[0].metrics().get(HELD_REFUSED, 0.0) == 0
     metered.admin.delete_quota("refused")
+
+
+@pytest.mark.parametrize("kind", ["topics", "groups"])
+def test_each_topic_and_group_that_a_request_deletes_is_a_change(metered: Metered, kind: str) -> None:
+    """Else one request could delete thousands at the price of one."""
+    name = f"deleter-{kind}"
+    settings = metered.user(name, changes_per_minute=6)
+    names = [f"{name}-{number}" for number in range(10)]
+    for each in names:
+        metered.admin.create_topic(each)
+        if kind == "groups":
+            metered.admin.reset_group_offsets(each, {TopicPartition(each, 0): 0})
+    bearer = (("authorization", f"Bearer {settings['api_key']}"),)
+    with grpc.insecure_channel(metered.cluster.coordinators[0].address) as channel:
+        with contextlib.suppress(grpc.RpcError):  # The answer is held for seconds.
+            if kind == "groups":
+                request = groups_pb2.DeleteGroupsRequest(group_ids=names)
+                groups_pb2_grpc.GroupServiceStub(channel).DeleteGroups(request, timeout=2, metadata=bearer)
+            else:
+                wanted = cluster_pb2.DeleteTopicsRequest(topics=[topics_pb2.TopicRef(name=each) for each in names])
+                cluster_pb2_grpc.ClusterServiceStub(channel).DeleteTopics(wanted, timeout=2, metadata=bearer)
+        with Admin(**settings) as admin, pytest.raises(HeadraceError, match="has used its changes per minute"):
+            admin.create_topic("refused", validate_only=True, timeout=0.5)
 
 
 def test_quotas_are_on_by_default(metered: Metered) -> None:

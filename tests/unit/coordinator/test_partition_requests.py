@@ -16,6 +16,8 @@ from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.clock import SystemClock
+from headrace_server.identity.gate import set_access
+from headrace_server.identity.quotas import Use
 from headrace_server.metastore.api import CreateRevisionIs, Put
 from headrace_server.partition_state import change, encode, leave
 
@@ -24,6 +26,17 @@ from tests.unit.coordinator.parts import make_parts
 
 SECONDS = 20
 PREFERRED, UNCLEAN = cluster_pb2.ELECTION_TYPE_PREFERRED, cluster_pb2.ELECTION_TYPE_UNCLEAN
+
+
+class ChargedAccess:
+    """What a call was charged, which may do everything."""
+
+    def __init__(self):
+        self.changes = 0
+
+    def charge(self, use, amount=1):
+        assert use is Use.CHANGE
+        self.changes += amount
 
 
 class Administration:
@@ -85,6 +98,7 @@ class Administration:
 @contextlib.asynccontextmanager
 async def administered():
     async with make_parts() as parts:
+        set_access(ChargedAccess())
         yield await Administration(parts).start(2)
 
 
@@ -123,6 +137,19 @@ async def test_a_move_is_unchanged_throttled_and_cancelled(admin):
     assert (cancelled.unchanged, again.unchanged) == (False, True)
     assert set(admin.state().replicas) == {1, 2, 3}
     assert not admin.partitions.list_reassignments(cluster_pb2.ListReassignmentsRequest()).partitions
+
+
+async def test_each_partition_that_changes_is_charged(admin):
+    """To the quota of changes, and no other: not one that is unknown, named twice, as before, or only checked."""
+    set_access(charged := ChargedAccess())
+    move = {"replicas": [4, 2, 1]}
+    await admin.reassign((0, move), (1, move), validate_only=True)
+    await admin.reassign((9, move), (0, {"replicas": [7]}))
+    assert charged.changes == 0
+    await admin.reassign((0, move), (1, move), (1, move))
+    assert charged.changes == 2
+    await admin.reassign((0, move), (1, {"cancel": True}))
+    assert charged.changes == 3
 
 
 async def test_a_move_that_loses_against_the_leader_is_decided_on_what_the_leader_wrote(admin):

@@ -41,6 +41,7 @@ from headrace.wire.releases import MEMBER_NEEDS
 from headrace_server.clock import Clock
 from headrace_server.handshakes import check_handshake
 from headrace_server.identity.gate import access
+from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.identity.topic_access import literal_prefix
 from headrace_server.metadata_view import ClusterView
@@ -318,6 +319,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                     raise UnknownGroupError(f"there is no group {group_id!r}")
                 expected = request.expected_group_epochs.get(group_id)
                 await self._offsets.delete_group(group_id, deadline, expected_group_epoch=expected)
+                access().charge(Use.CHANGE)
             except HeadraceError as error:
                 self._answers.put_error(answer, error)
         response.revision = self._groups.source.revision

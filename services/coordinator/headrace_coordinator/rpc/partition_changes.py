@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicId
+from headrace_server.identity.gate import access
+from headrace_server.identity.quotas import Use
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.partition_state import PartitionState
@@ -89,7 +91,10 @@ class PartitionChanges:
         *,
         validate_only: bool,
     ) -> list[tuple[AskedPartition, ChangedPartition]]:
-        """Change the partitions, fill in their results, and wait until the view shows the changes."""
+        """Change the partitions, fill in their results, and wait until the view shows the changes.
+
+        Each partition that changed counts as a change of the caller's quota.
+        """
         changed: list[tuple[AskedPartition, ChangedPartition]] = []
 
         async def change_one(one: AskedPartition, topic: FoundTopic) -> None:
@@ -98,6 +103,8 @@ class PartitionChanges:
             except HeadraceError as error:
                 self._answers.put_error(one.answer, error)
                 return
+            if not validate_only and not outcome.unchanged:
+                access().charge(Use.CHANGE)
             _fill(one.answer, outcome)
             changed.append((one, outcome))
 

@@ -111,6 +111,7 @@ class TopicRequests:
                     message, revision = (await self._store.find(reference, deadline)).message, 0
                 else:
                     message, revision = await self._store.delete(reference, deadline)
+                    access().charge(Use.CHANGE)
                 answer.name, answer.topic_id = message.name, message.topic_id
                 await self._answers.see(revision, deadline)
             except HeadraceError as error:
