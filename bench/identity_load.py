@@ -57,6 +57,12 @@ def grab(address: str, _count: int, pipe: Connection) -> None:
     pipe.send(count)
 
 
+def grab_what_is_left(address: str, count: int, pipe: Connection) -> None:
+    """Produce as much as possible by the processor time that nobody else wants: what is noticed is the broker's."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    grab(address, count, pipe)
+
+
 class Measured:
     """The cluster with its users."""
 
@@ -100,26 +106,27 @@ class Measured:
 
     def measure_neighbours(self) -> Iterator[dict[str, Any]]:
         """Yield the cases in which others load the broker; `broker_us_each` includes the neighbour's part."""
-        yield {"case": "alone", "neighbour": self.neighbour.work(self.seconds)}
         waits: dict[str, list[float]] = {}
         for _ in range(self.rounds):
+            alone = self.neighbour.work(self.seconds)
+            waits.setdefault("nobody", []).append(alone["p99_ms"])
+            yield {"case": "alone", "neighbour": alone}
             for case, work, address in (
                 ("a busy core", burn, ""),
                 ("a greedy user of another broker", grab, self.elsewhere),
                 ("a greedy user", grab, self.greedy),
+                ("a greedy user of what is left", grab_what_is_left, self.greedy),
             ):
                 found = self.next_to(work, address)
                 waits.setdefault(case, []).append(found["neighbour"]["p99_ms"])
                 yield {"case": f"next to {case}", **found}
         median = {case: statistics.median(values) for case, values in waits.items()}
-        yield {
-            "case": "p99 next to a greedy user, ratio of the medians",
-            **{
-                f"of_{case.replace(' ', '_')}": round(median["a greedy user"] / median[case], 2)
-                for case in median
-                if case != "a greedy user"
-            },
-        }
+        for greedy in ("a greedy user", "a greedy user of what is left"):
+            ratios = {
+                f"of_{case.replace(' ', '_')}": round(median[greedy] / median[case], 2)
+                for case in ("nobody", "a busy core", "a greedy user of another broker")
+            }
+            yield {"case": f"p99 next to {greedy}, ratio of the medians", **ratios}
         self.admin.put_quota("greedy", produce_bytes_per_second=QUOTA_BYTES)
         yield self.measure_quota()
         yield {"case": f"next to a greedy user with a quota of {QUOTA_BYTES} B/s", **self.next_to(grab, self.greedy)}
