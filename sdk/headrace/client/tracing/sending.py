@@ -43,7 +43,7 @@ class SendSpan:
     __slots__ = ("context", "span", "telemetry")
 
     def __init__(self, telemetry: OpenTelemetry, context: "Context", span: "Span | None") -> None:
-        """`span` is `None` for a record of a trace that is not sampled; `context` is that of the call."""
+        """`span` is `None` for a record of a trace that is not recorded; `context` is that of the call."""
         self.telemetry, self.context, self.span = telemetry, context, span
 
     def fail(self, error: BaseException) -> None:
@@ -59,7 +59,7 @@ class BatchSpans:
     Attributes:
         current: returns the current context, which `send` compares with `outside`.
         outside: context in which records are sent without a span of their own.
-        traceparent: context of the first span of the batch, which its calls carry; empty without any.
+        traceparent: context of the first sampled span of the batch, which its calls carry; empty without any.
     """
 
     __slots__ = (
@@ -109,17 +109,19 @@ class BatchSpans:
         parent = self._telemetry.root if self._parent is None else self._parent
         start_ns = opened_ms * 1_000_000 if self._parent is None else None
         span = self._tracing.start(self._telemetry, where.topic, parent, start_ns=start_ns)
-        if not span.get_span_context().trace_flags.sampled:
+        if not _is_kept(span):
             return ()
         span.set_attribute("messaging.batch.message_count", records)
         self._add(span, 0)
-        if size_bytes + OFFSET_BYTES * (records + 1) + CONTEXT_BYTES > self._largest:
+        if not self.traceparent or size_bytes + OFFSET_BYTES * (records + 1) + CONTEXT_BYTES > self._largest:
             return ()
         return ((BATCH_TRACEPARENT, self.traceparent.encode()),)
 
     def _add(self, span: "Span", index: int) -> None:
         self._spans.append((span, index))
-        self.traceparent = self.traceparent or str(traceparent_for(span.get_span_context()))
+        identity = span.get_span_context()
+        if not self.traceparent and identity.trace_flags.sampled:
+            self.traceparent = str(traceparent_for(identity))
 
     def sent_to(self, address: str) -> None:
         """Note the broker to which the batch is sent."""
@@ -180,10 +182,10 @@ class SendTracing:
         given = creation_context(headers)
         links = () if given is None else (telemetry.link(telemetry.remote(given)),)
         span = self.start(telemetry, topic, context, links=links)
-        identity = span.get_span_context()
-        if not identity.trace_flags.sampled:  # The sampler does not follow the parent.
+        if not _is_kept(span):  # The sampler does not follow the parent.
             return SendSpan(telemetry, context, None), headers
-        if given is None and len(headers or ()) < MAX_RECORD_HEADERS:
+        identity = span.get_span_context()
+        if identity.trace_flags.sampled and given is None and len(headers or ()) < MAX_RECORD_HEADERS:
             headers = [*(headers or ()), (TRACEPARENT, str(traceparent_for(identity)).encode())]
         return SendSpan(telemetry, context, span), headers
 
@@ -203,6 +205,11 @@ class SendTracing:
         return telemetry.tracer.start_span(
             f"send {topic}", parent, telemetry.kind("PRODUCER"), attributes, links, start_ns
         )
+
+
+def _is_kept(span: "Span") -> bool:
+    """Return whether a span must be ended, or its context stored. It may be recorded for processors only."""
+    return span.is_recording() or span.get_span_context().trace_flags.sampled
 
 
 def creation_context(headers: RecordHeaders) -> Any:

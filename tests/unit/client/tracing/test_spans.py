@@ -11,10 +11,12 @@ from headrace.client.tracing.receiving import MAX_LINKS, contexts_of
 from headrace.wire.errors import BatchTooLargeError
 from headrace.wire.trace_context import parse_traceparent
 from opentelemetry import trace
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, StaticSampler
 from opentelemetry.trace import SpanKind, StatusCode
 
 TOPIC = "orders"
+RECORD_ONLY = StaticSampler(Decision.RECORD_ONLY)
 SECRET = b"planted-secret-4711"
 
 
@@ -115,6 +117,39 @@ def test_fast_sends_notice_the_trace_of_their_caller(log, application):
     assert len(headers) == 60
     assert [bool(each) for each in headers] == [number % 10 == 5 for number in range(60)]
     assert [span.parent.span_id for span in application.spans("send orders")] == [8] * 6
+
+
+class OpenSpans(SpanProcessor):
+    """Names of the spans that were started and not ended, and of those that were ended."""
+
+    def __init__(self):
+        self.open, self.ended = [], []
+
+    def on_start(self, span, parent_context=None):
+        self.open.append(span.name)
+
+    def on_end(self, span):
+        self.open.remove(span.name)
+        self.ended.append((span.name, span.attributes.get("messaging.headrace.offset")))
+
+
+def test_spans_that_are_recorded_and_not_sampled_are_ended(log, application):
+    """Of a batch, of a record in a sampled trace, and of `send_many`: with the offset, and no header says anything."""
+    application.set_provider()
+    processor = OpenSpans()
+    trace.get_tracer_provider().add_span_processor(processor)
+    trace.get_tracer_provider().sampler = RECORD_ONLY
+    sampled = trace.SpanContext(7, 8, is_remote=True, trace_flags=trace.TraceFlags(1))
+    with log.producer() as producer:
+        producer.send(TOPIC, b"one").result(10)
+        token = trace.context_api.attach(trace.set_span_in_context(trace.NonRecordingSpan(sampled)))
+        producer.send(TOPIC, b"two").result(10)
+        producer.send_many(TOPIC, [b"three"])
+        trace.context_api.detach(token)
+    assert processor.ended == [("send orders", 0), ("send orders", 1), ("send orders", 2)]
+    assert processor.open == []
+    assert stored_headers(log) == [[], [], []]
+    assert application.names() == []
 
 
 def test_sends_outside_of_traces_are_sampled_as_a_batch(log, application):
