@@ -24,6 +24,8 @@ from pathlib import Path
 from tests.containers.images import COMPOSE, ROOT
 
 UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
+STATES = Path("/var/tmp")
+NEW = "new-"
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -80,11 +82,13 @@ class Tier:
     def _state_directory(self) -> Iterator[Path]:
         """A folder for what runs, on a short path as sockets want it; removed at the end, as are killed runs'."""
         prefix = f"headrace-{self.name}-"
-        for left in Path("/var/tmp").glob(f"{prefix}*"):
+        for left in STATES.glob(f"{prefix}*"):
             with contextlib.suppress(OSError), _locked(left):
                 shutil.rmtree(left)
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir="/var/tmp"))
+        # One that has the prefix and is not locked was left: it gets its name when it is locked.
+        path = Path(tempfile.mkdtemp(prefix=NEW + prefix, dir=STATES))
         with _locked(path):
+            path = path.rename(STATES / path.name.removeprefix(NEW))
             try:
                 yield path
             finally:
