@@ -95,7 +95,7 @@ def test_a_load_that_is_killed_twenty_times_has_each_record_once(
 
 @pytest.mark.parametrize(
     ("table_format", "place"),
-    [("parquet", "directory"), ("delta", "bucket"), ("iceberg", "catalog")],
+    [("parquet", "directory"), ("delta", "directory"), ("delta", "bucket"), ("iceberg", "catalog")],
 )
 def test_a_load_with_spark_may_be_killed_at_each_step(
     headrace_cluster, topic_name, tmp_path, s3, lake, table_format, place

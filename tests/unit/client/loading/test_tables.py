@@ -71,6 +71,29 @@ def test_a_new_directory_is_an_empty_table(table):
     table.recover()
 
 
+def test_a_first_commit_may_be_killed_at_any_step(table):
+    """Readers find an empty table or all of it, as after later ones, and the next load writes to the directory."""
+    for step in steps_of(lambda: add(type(table)(table.root / "whole"), 0, 6)):
+        killed = type(table)(table.root / f"{step[0]}-{step[1]}")
+        steps_of(lambda killed=killed: add(killed, 0, 6), step)
+        assert killed.state().positions.get("0", 0) in (0, 6)
+        with table_lock(killed.root):
+            killed.recover()
+            begins = killed.state().positions.get("0", 0)
+        add(killed, begins, 10 - begins)
+        assert committed(killed) == (10, list(range(10)))
+        assert visible(killed) == list(range(10))
+
+
+def test_directories_of_another_program_are_refused(table):
+    """Whatever files they hold; a directory without files does not count."""
+    (table.root / "hour=9").mkdir(parents=True)
+    assert table.state() == TableState()
+    (table.root / "hour=9" / "part.orc").touch()
+    with pytest.raises(LoadError, match="give another directory"):
+        table.state()
+
+
 def test_commits_add_up(table):
     """Rows, bytes, files and positions are those of all commits; files lie in the hour of their rows."""
     add(table, 0, 10)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -69,7 +70,7 @@ class TablePlace(Protocol):
         """Create a new attempt."""
 
     def holds_files(self) -> bool:
-        """Return whether there are Parquet files."""
+        """Return whether there are files of another program."""
 
     def remove_remains(self, committed: Callable[[], Collection[str]]) -> None:
         """Remove the files of attempts that are not committed; `committed` returns the paths of all that are."""
@@ -97,8 +98,12 @@ class LocalPlace:
         return begin(self.root)
 
     def holds_files(self) -> bool:
-        """Return whether there are Parquet files."""
-        return next(self.root.glob("*=*"), None) is not None or next(self.root.glob("*.parquet"), None) is not None
+        """Return whether there are Parquet files, or any in directories of a partitioned table, apart from those of
+        attempts.
+        """
+        attempts = {attempt.id for attempt in left_behind(self.root)}
+        found = chain(self.root.glob("*.parquet"), *(each.rglob("*") for each in self.root.glob("*=*")))
+        return any(path.name.partition("-")[0] not in attempts and path.is_file() for path in found)
 
     def remove_remains(self, committed: Callable[[], Collection[str]]) -> None:
         """Remove the uncommitted files of killed jobs."""
