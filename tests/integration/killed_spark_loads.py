@@ -95,15 +95,23 @@ class Loads:
 
     def wrong(self):
         """Load to the end; return what is wrong with the table, or an empty text."""
+        found = in_child(self._wrong_after_kill)
+        if not found:
+            self.send()
+            found = in_child(self._wrong_after_load)
+        return found
+
+    def _wrong_after_kill(self):
         table = open_table(self._table, self._format, self._catalog)
-        state = table.state()
-        if state.positions:
-            held, ends = self._numbers(table), state.positions
-            if held != [number for number in range(self._sent) if number // 2 < ends.get(str(number % 2), 0)]:
-                return f"after the kill: positions {dict(ends)} and {len(held)} rows"
-        self.send()
+        ends = table.state().positions
+        held = self._numbers(table) if ends else []
+        if held != [number for number in range(self._sent) if number // 2 < ends.get(str(number % 2), 0)]:
+            return f"after the kill: positions {dict(ends)} and {len(held)} rows"
+        return ""
+
+    def _wrong_after_load(self):
         self.follow()
-        held = self._numbers(table)
+        held = self._numbers(open_table(self._table, self._format, self._catalog))
         if held != list(range(self._sent)):
             return f"after the next load: {len(held)} rows, {len(set(held))} different, of {self._sent}"
         return ""
@@ -114,9 +122,7 @@ class Loads:
             self.send()
             said = in_child(lambda: steps_of(self.follow, step, is_step) and "not killed")
             if said is None:
-                found = in_child(self.wrong)
-                self._sent += ROWS
-                return found
+                return self.wrong()
             if said != "not killed":
                 return said
         return None
