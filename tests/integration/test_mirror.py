@@ -12,10 +12,11 @@ import headrace.aio
 import pytest
 from headrace import TopicPartition
 from headrace.cli.main import app
+from headrace.client.mirror import mirrors_async
 from headrace.client.mirror.copying import end_tasks
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import MirrorSettings
-from headrace.client.mirror.worker import MirrorWorker
+from headrace.client.mirror.workers import run_workers
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from typer.testing import CliRunner
 
@@ -33,8 +34,8 @@ def source():
 @asynccontextmanager
 async def working(name, servers, count=1):
     """Run workers of a mirror; yields their tasks."""
-    workers = [MirrorWorker(name, worker_id=f"w{number}", bootstrap_servers=servers) for number in range(count)]
-    tasks = [asyncio.create_task(worker.run()) for worker in workers]
+    settings = {"bootstrap_servers": servers}
+    tasks = [asyncio.create_task(run_workers([name], settings, f"w{number}")) for number in range(count)]
     try:
         yield tasks
     finally:
@@ -216,7 +217,8 @@ def test_failing_back_continues_or_says_what_would_be_lost(source, headrace_clus
             await ends_at(old.admin, topic_name, {0: 71, 1: 71})
             await old.promote(back, wait=True)
             await mirrors.delete(name)
-            again = await mirrors.fail_back(name, from_(source, topic_name), [topic_name])
+            async with working(name, here):
+                again = await mirrors.fail_back(name, from_(source, topic_name), [topic_name])
             assert again[topic_name] == {0: (71, 71, 71), 1: (71, 71, 71)}
 
     asyncio.run(run())
@@ -228,7 +230,7 @@ def test_an_admin_has_the_mirrors_of_its_cluster(source, headrace_cluster, topic
     name, back = topic_name[:60], f"back-{topic_name[:60]}"
 
     async def run(mirrors):
-        async with headrace.aio.Admin(bootstrap_servers=there) as old, working(name, here):
+        async with headrace.aio.Admin(bootstrap_servers=there) as old, working(name, here), working(back, there):
             await old.create_topic(topic_name, partitions=2)
             await asyncio.to_thread(fill, there, topic_name, range(10))
             await asyncio.to_thread(mirrors.create, name, from_(source, topic_name))
@@ -253,20 +255,37 @@ def test_an_admin_has_the_mirrors_of_its_cluster(source, headrace_cluster, topic
             admin.mirrors.describe(name)
 
 
-def test_what_connects_to_the_source_needs_the_files_of_the_workers(headrace_cluster, topic_name):
-    """Elsewhere the error says where to repeat it, nothing is promoted, and producers are accepted."""
+def test_without_a_worker_that_reaches_the_source_nothing_changes(headrace_cluster, topic_name, monkeypatch):
+    """No worker, or one without the files: the error says what to do, and producers are accepted."""
     missing = {"bootstrap_servers": "localhost:1", "security_protocol": "SSL", "ssl_cafile": "/workers/ca.crt"}
-    settings, name = MirrorSettings(missing, topics=(topic_name,)), topic_name[:60]
-    with headrace.Admin(bootstrap_servers=headrace_cluster.bootstrap_servers) as admin:
-        admin.create_topic(topic_name, partitions=1)
-        admin.mirrors.create(name, settings)
-        with pytest.raises(headrace.ConfigError, match="repeat it where a worker runs"):
-            admin.mirrors.promote(name, wait=True)
-        assert not admin.mirrors.describe(name).promoted_ms
-        with pytest.raises(headrace.ConfigError, match="repeat it where a worker runs"):
-            admin.mirrors.fail_back(name, settings, [topic_name])
-        assert not admin.describe_config(topic_name)["mirror"].value
-        admin.mirrors.delete(name)
+    settings, name, servers = MirrorSettings(missing), topic_name[:60], headrace_cluster.bootstrap_servers
+    monkeypatch.setattr(mirrors_async, "ANSWER_SECONDS", 1.0)
+
+    async def run():
+        async with AsyncMirrors(bootstrap_servers=servers) as mirrors:
+            await mirrors.admin.create_topic(topic_name, partitions=1)
+            await mirrors.create(name, settings)
+            await mirrors.note_topic(name, topic_name, "01", "")
+            for error, message in (
+                (headrace.TimedOutError, "no worker.*start one"),
+                (
+                    headrace.InvalidConfigError,
+                    "/workers/ca.crt.*files of its workers",
+                ),
+            ):
+                with pytest.raises(error, match=message):
+                    await mirrors.promote(name, wait=True, timeout=mirrors_async.ANSWER_SECONDS)
+                assert not (await mirrors.describe(name)).promoted_ms
+                with pytest.raises(error, match=message):
+                    await mirrors.fail_back(name, settings, [topic_name])
+                assert not (await mirrors.admin.describe_config(topic_name))["mirror"].value
+                if error is headrace.TimedOutError:
+                    monkeypatch.setattr(mirrors_async, "ANSWER_SECONDS", WAIT)
+                    worker = asyncio.create_task(run_workers(None, {"bootstrap_servers": servers}))
+            await end_tasks([worker])
+            await mirrors.delete(name)
+
+    asyncio.run(run())
 
 
 def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topic_name):
@@ -275,16 +294,22 @@ def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topi
     name, topics = topic_name[:60], [f"{topic_name}-{number}" for number in range(2)]
 
     async def run():
-        async with AsyncMirrors(bootstrap_servers=here) as mirrors, AsyncMirrors(bootstrap_servers=there) as others:
+        async with (
+            AsyncMirrors(bootstrap_servers=here) as mirrors,
+            AsyncMirrors(bootstrap_servers=there) as others,
+            working(name, here),
+        ):
             for topic in topics:
                 await mirrors.admin.create_topic(topic, partitions=2)
                 await asyncio.to_thread(fill, here, topic, range(10))
             await others.admin.create_topic(topics[0], partitions=2)
-            for discard, error in (False, headrace.DivergedLogError), (True, headrace.UnknownTopicError):
+            for given, discard, error in (
+                (topics[:1], False, headrace.DivergedLogError),
+                (topics, True, headrace.UnknownTopicError),
+                (topics[::-1], True, headrace.UnknownTopicError),
+            ):
                 with pytest.raises(error):
-                    await mirrors.fail_back(name, from_(source, *topics), topics, discard=discard)
-                with pytest.raises(headrace.UnknownTopicError):
-                    await mirrors.fail_back(name, from_(source, *topics), topics[::-1], discard=True)
+                    await mirrors.fail_back(name, from_(source, *given), given, discard=discard)
                 for topic in topics:
                     assert not (await mirrors.admin.describe_config(topic))["mirror"].value
                     await asyncio.to_thread(fill, here, topic, range(10))

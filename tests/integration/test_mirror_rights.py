@@ -23,12 +23,13 @@ import yaml
 from headrace import TopicPartition
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import MirrorSettings
-from headrace.client.mirror.worker import MirrorWorker
+from headrace.client.mirror.workers import run_workers
 from headrace.client.schemas.subjects import RegistrySubjects
 from headrace.schemas import SchemaRegistry
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.ports import ReservedPort
 
+from tests.children import running
 from tests.deploy.conftest import ROOT
 
 from .test_mirror import WAIT, ends_at, until
@@ -55,13 +56,13 @@ def settings_of(cluster):
     return {"bootstrap_servers": cluster.bootstrap_servers, **cluster.client_settings}
 
 
-async def key_of(cluster, rights, path):
+async def key_of(cluster, rights, path, user="mirror"):
     """Make the user with these rights; return the settings of its client."""
     async with headrace.aio.Admin(**settings_of(cluster)) as admin:
-        await admin.create_user("mirror")
+        await admin.create_user(user)
         for role, resource in rights:
-            await admin.grant("mirror", role, resource)
-        path.write_text((await admin.create_api_key("mirror")).secret)
+            await admin.grant(user, role, resource)
+        path.write_text((await admin.create_api_key(user)).secret)
     return {"bootstrap_servers": cluster.bootstrap_servers, "api_key_file": str(path)}
 
 
@@ -85,7 +86,7 @@ def test_a_worker_needs_no_more_rights_than_the_guide_lists(pair, tmp_path):
             await mirrors.create(
                 "west", MirrorSettings(reads, topics=("orders",), source_registry=urls[0], registry=urls[1])
             )
-            worker = asyncio.create_task(MirrorWorker("west", worker_id="w0", **writes).run())
+            worker = asyncio.create_task(run_workers(["west"], writes, "w0"))
             try:
                 await asyncio.to_thread(fill, settings_of(source))
                 first = (await there.describe_config("orders"))["retention_ms"].value
@@ -146,6 +147,38 @@ def fill(settings, topic="orders"):
         for value in range(10):
             producer.send(topic, b"%d" % value)
             producer.flush()
+
+
+def test_an_operator_needs_no_file_and_no_right_at_the_source(pair, tmp_path):
+    """The settings name a file that only the worker's process has: a planned switch, and failing back, go through it.
+    The operator is a developer of the table of mirrors and of the topic."""
+    source, target = pair
+    at_source, at_target = grants()
+
+    async def run():
+        reads = await key_of(source, at_source, tmp_path / "source.key", "reads")
+        writes = await key_of(target, at_target, tmp_path / "mirror.key", "writes")
+        rights = [("developer", "topic:headrace-mirrors"), ("developer", "topic:moved")]
+        operates = await key_of(target, rights, tmp_path / "operator.key", "operator")
+        settings = MirrorSettings({**reads, "api_key_file": "source.key"}, topics=("moved",))
+        command = [str(Path(sys.executable).parent / "headrace"), "mirror", "run", "-b", target.bootstrap_servers]
+        environ = {**os.environ, "HEADRACE_API_KEY_FILE": writes["api_key_file"]}
+        with running(command, cwd=tmp_path, env=environ):
+            async with headrace.aio.Admin(**settings_of(source)) as there:
+                await there.create_topic("moved", partitions=1)
+                await asyncio.to_thread(fill, settings_of(source), "moved")
+            async with AsyncMirrors(**settings_of(target)) as admin:
+                await admin.create("moves", settings)
+                await ends_at(admin.admin, "moved", {0: 10})
+            async with AsyncMirrors(**operates) as mirrors:
+                (promoted,) = await mirrors.promote("moves", wait=True)
+                assert promoted.is_promoted
+                await mirrors.delete("moves")
+                found = await mirrors.fail_back("back", settings, ["moved"])
+                assert found["moved"] == {0: (10, 10, 10)}
+                await mirrors.promote("back", wait=True)
+
+    asyncio.run(run())
 
 
 def test_the_commands_of_compose_copy(pair, tmp_path):

@@ -2,16 +2,16 @@
 """Mirrors of one cluster, for operators: create, describe, promote, fail back, delete. See `rows` for their state."""
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
 from headrace.client.admin.admin import Admin
-from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.acompat import call
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
-from headrace.client.base.operations import Pause, execute
+from headrace.client.base.operations import Pause
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.rows import (
     AFTER_REPORTS,
@@ -19,10 +19,14 @@ from headrace.client.mirror.rows import (
     MirrorDescription,
     MirroredTopic,
     MirrorSettings,
+    SourceAnswer,
+    SourceQuestion,
     copies_key,
     describe,
     is_left_alone,
     mirror_key,
+    mirror_names,
+    question_key,
     subject_key,
     topic_key,
     worker_key,
@@ -42,13 +46,16 @@ from headrace.wire.errors import (
 from headrace.wire.topic_names import MIRRORS_TABLE
 
 CATCH_UP_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+"""Time for a worker to compare logs with the source."""
 _LOOK_SECONDS = 0.2
 
 
 class Mirrors:
     """Mirrors of the cluster that the settings name: copies of topics of other clusters.
 
-    The copying is done by workers (`headrace mirror run`). Every method raises the typed errors of `headrace`.
+    Workers (`headrace mirror run`) copy, and only they connect to the sources. Every method raises the typed errors of
+    `headrace`.
     """
 
     def __init__(self, **settings: Unpack[AdminSettings]) -> None:
@@ -88,7 +95,7 @@ class Mirrors:
             InvalidRequestError: If the mirror was promoted: delete it first.
         """
         settings.check()
-        self.admin.create_topic(MIRRORS_TABLE, 1, 0, {"cleanup_policy": "compact", "table": "yes"}, exist_ok=True)
+        self._make_table()
         known = self._find(name)
         if known is not None and known.promoted_ms:
             raise InvalidRequestError(
@@ -96,11 +103,13 @@ class Mirrors:
             )
         self._table.put(mirror_key(name), {"settings": settings.to_text()})
 
+    def _make_table(self) -> None:
+        self.admin.create_topic(MIRRORS_TABLE, 1, 0, {"cleanup_policy": "compact", "table": "yes"}, exist_ok=True)
+
     def list_mirrors(self) -> list[MirrorDescription]:
         """Return all mirrors, by name."""
         rows = self.rows()
-        names = [key.partition("/")[2] for key in sorted(rows) if key.startswith("mirror/")]
-        found = [describe(rows, name) for name in names]
+        found = [describe(rows, name) for name in mirror_names(rows)]
         return [each for each in found if each is not None]
 
     def describe(self, name: str) -> MirrorDescription:
@@ -138,14 +147,14 @@ class Mirrors:
             name: of the mirror.
             topics: their names; `None` means all, and ends the mirror.
             wait: wait until everything that the source has is copied: for a planned switch, after its producers have
-                been stopped. It connects to the source, as workers do, with their files. Without it the records that
-                are not copied are lost to this cluster; the reports say how many there were.
+                been stopped. A worker asks the source for its ends. Without it the records that are not copied are lost
+                to this cluster; the reports say how many there were.
             timeout: seconds for `wait`.
 
         Raises:
             UnknownTopicError: If there is no such mirror, or it has no such topic.
-            ConfigError: If `wait` finds no file of the source's settings here; nothing was promoted.
-            TimedOutError: If the copies do not reach the source's end in time; nothing was promoted.
+            TimedOutError: If no worker answers, or the copies do not reach the source's end in time; nothing was
+                promoted.
             SchemaRegistryError, TransportError: If the registry does not let a subject take new schemas; the topics are
                 promoted. Call again.
         """
@@ -196,17 +205,13 @@ class Mirrors:
     def _wait_copied(self, name: str, topics: Sequence[MirroredTopic], timeout: float) -> None:
         """Wait until the copies end where the source does now."""
         deadline = time.monotonic() + timeout
+        copied = tuple(topic.name for topic in topics if not topic.is_promoted and not topic.problem)
         settings = self.describe(name).settings
-        wanted: dict[str, dict[int, int]] = {}
-        with _source(settings) as source:
-            for topic in topics:
-                if not topic.is_promoted and not topic.problem:
-                    found = source.list_offsets(topic.name, "latest")
-                    wanted[topic.name] = {tp.partition: at.offset for tp, at in found.items()}
+        wanted = self._ask(SourceQuestion(name, settings, copied, is_compared=False), timeout) if copied else {}
         while wanted:
             topic_name, ends = next(iter(wanted.items()))
             here = self.admin.list_offsets(topic_name, "latest")
-            behind = [tp for tp, at in here.items() if at.offset < ends.get(tp.partition, 0)]
+            behind = [tp for tp, at in here.items() if tp.partition in ends and at.offset < ends[tp.partition].there]
             if not behind:
                 del wanted[topic_name]
                 continue
@@ -223,9 +228,9 @@ class Mirrors:
     ) -> dict[str, dict[int, CommonEnd]]:
         """Make topics of this cluster mirrors of those of the same name in another one, to which they were moved.
 
-        Producers are refused here at once, and accepted again if the call fails. It fails where this cluster has
-        records that the other one lacks, unless `discard`: the topic is then deleted here and copied again from its
-        start. Otherwise the copy continues where the logs are equal.
+        Producers are refused here at once, and accepted again if the call fails. A worker compares the logs. The call
+        fails where this cluster has records that the other one lacks, unless `discard`: the topic is then deleted here
+        and copied again from its start. Otherwise the copy continues where the logs are equal.
 
         Args:
             name: of the new mirror.
@@ -237,13 +242,15 @@ class Mirrors:
             For each topic and partition, how far the logs are equal, and where each ends.
 
         Raises:
-            ConfigError: If a setting is wrong, or names a file that is not here.
+            ConfigError: If a setting is wrong.
+            InvalidConfigError: If it names a file that the workers do not have.
+            TimedOutError: If no worker answers.
             DivergedLogError: If records would be lost; the message has their number.
             UnknownTopicError: If one of the clusters lacks a topic.
             InvalidRequestError: If a topic belongs to another mirror.
         """
         settings.check()
-        found: dict[str, dict[int, CommonEnd]] = {}
+        self._make_table()
         refused: list[str] = []
         try:
             for topic in topics:
@@ -253,7 +260,8 @@ class Mirrors:
                 if not mirror:
                     refused.append(topic)
                     self.admin.alter_config(topic, {"mirror": name})
-                found[topic] = self._compare(topic, settings)
+            found = self._ask(SourceQuestion(name, settings, tuple(topics), is_compared=True), ANSWER_SECONDS)
+            for topic in topics:
                 lost = _lost(found[topic])
                 if lost and not discard:
                     raise DivergedLogError(
@@ -272,34 +280,26 @@ class Mirrors:
                 self.admin.delete_topic(topic)
         return found
 
-    def _compare(self, topic: str, settings: MirrorSettings) -> dict[int, CommonEnd]:
-        """Return how far the logs of a topic are equal here and at the source."""
-        config = build(AdminConfig, dict(settings.source))
-        source = _source(settings)
-        there = open_connections("Mirrors", config)
-        try:
-            with source:
-                described, other = self.admin.describe_topic(topic), source.describe_topic(topic)
-                ours = PartitionCalls(topic, described.topic_id, self._config)
-                theirs = PartitionCalls(topic, other.topic_id, config)
-                bounds = _bounds(self.admin, topic)
-                others = _bounds(source, topic)
-            found: dict[int, CommonEnd] = {}
-            for number, (start, end) in bounds.items():
-                other_start, other_end = others.get(number, (0, 0))
-                low, high = max(start, other_start), min(end, other_end)
-                offset = high - 1  # First of all the end, which is the usual case.
-                while low < high:
-                    batch = execute(ours.batch_with(number, offset), self._connections.run_step)
-                    if batch == execute(theirs.batch_with(number, offset), there.run_step):
-                        low = offset + 1
-                    else:
-                        high = offset
-                    offset = (low + high) // 2
-                found[number] = CommonEnd(max(low, start), end, other_end)
-            return found
-        finally:
-            there.close()
+    def _ask(self, question: SourceQuestion, timeout: float) -> dict[str, dict[int, CommonEnd]]:
+        """Return what a worker answers. Raises TimedOutError, and what the worker could not do."""
+        deadline = time.monotonic() + timeout
+        key = question_key(question.mirror, uuid.uuid4().hex)
+        self._table.put(key, {"asked": question.to_text()}, ttl=timedelta(seconds=timeout))
+        while time.monotonic() < deadline:
+            row = self._table.get(key)
+            if row is not None and "answer" in row:
+                self._table.delete(key)
+                answer = SourceAnswer.from_text(row["answer"])
+                if answer.error is not None:
+                    raise answer.error
+                return {topic: dict(ends) for topic, ends in answer.ends.items()}
+            self._connections.run_step(Pause(_LOOK_SECONDS))
+        raise TimedOutError(
+            f"no worker of mirror {question.mirror} has answered within {timeout:.0f} s",
+            outcome=Outcome.NOT_APPLIED,
+            action="Workers ask the source: start one with headrace mirror run, where it reaches the source and has "
+            "the files that the settings name.",
+        )
 
     def delete(self, name: str) -> None:
         """Delete a mirror. Topics that were not promoted stay as they are: read only, and not copied any more.
@@ -338,6 +338,10 @@ class Mirrors:
         """Store that a worker has stopped."""
         self._table.delete(worker_key(name, worker))
 
+    def note_answer(self, key: str, answer: SourceAnswer, lives: timedelta) -> None:
+        """Store the answer to a question, for some time."""
+        self._table.put(key, {"answer": answer.to_text()}, ttl=lives)
+
     def note_problem(self, name: str, problem: str) -> None:
         """Store why nothing is copied; empty if that is over."""
         if self.describe(name).problem != problem:
@@ -359,22 +363,6 @@ class Mirrors:
 
     def _find(self, name: str) -> MirrorDescription | None:
         return describe(self.rows(), name)
-
-
-def _source(settings: MirrorSettings) -> Admin:
-    """Return a client of the source, connected with the files of the workers. Raises ConfigError."""
-    try:
-        return Admin(**settings.source)
-    except ConfigError as error:
-        error.action = "The source's settings name files of the workers: repeat it where a worker runs."
-        raise
-
-
-def _bounds(admin: Admin, topic: str) -> dict[int, tuple[int, int]]:
-    """Return log start and high watermark of each partition."""
-    starts = admin.list_offsets(topic, "earliest")
-    ends = admin.list_offsets(topic, "latest")
-    return {tp.partition: (starts[tp].offset, at.offset) for tp, at in ends.items()}
 
 
 def _lost(ends: Mapping[int, CommonEnd]) -> int:

@@ -1,16 +1,16 @@
 """Mirrors of one cluster, for operators: create, describe, promote, fail back, delete. See `rows` for their state."""
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
 from headrace.client.admin.admin_async import AsyncAdmin
-from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.acompat import acall
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
-from headrace.client.base.operations import Pause, aexecute
+from headrace.client.base.operations import Pause
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.rows import (
     AFTER_REPORTS,
@@ -18,10 +18,14 @@ from headrace.client.mirror.rows import (
     MirrorDescription,
     MirroredTopic,
     MirrorSettings,
+    SourceAnswer,
+    SourceQuestion,
     copies_key,
     describe,
     is_left_alone,
     mirror_key,
+    mirror_names,
+    question_key,
     subject_key,
     topic_key,
     worker_key,
@@ -41,13 +45,16 @@ from headrace.wire.errors import (
 from headrace.wire.topic_names import MIRRORS_TABLE
 
 CATCH_UP_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+"""Time for a worker to compare logs with the source."""
 _LOOK_SECONDS = 0.2
 
 
 class AsyncMirrors:
     """Mirrors of the cluster that the settings name: copies of topics of other clusters.
 
-    The copying is done by workers (`headrace mirror run`). Every method raises the typed errors of `headrace`.
+    Workers (`headrace mirror run`) copy, and only they connect to the sources. Every method raises the typed errors of
+    `headrace`.
     """
 
     def __init__(self, **settings: Unpack[AdminSettings]) -> None:
@@ -87,7 +94,7 @@ class AsyncMirrors:
             InvalidRequestError: If the mirror was promoted: delete it first.
         """
         settings.check()
-        await self.admin.create_topic(MIRRORS_TABLE, 1, 0, {"cleanup_policy": "compact", "table": "yes"}, exist_ok=True)
+        await self._make_table()
         known = await self._find(name)
         if known is not None and known.promoted_ms:
             raise InvalidRequestError(
@@ -95,11 +102,13 @@ class AsyncMirrors:
             )
         await self._table.put(mirror_key(name), {"settings": settings.to_text()})
 
+    async def _make_table(self) -> None:
+        await self.admin.create_topic(MIRRORS_TABLE, 1, 0, {"cleanup_policy": "compact", "table": "yes"}, exist_ok=True)
+
     async def list_mirrors(self) -> list[MirrorDescription]:
         """Return all mirrors, by name."""
         rows = await self.rows()
-        names = [key.partition("/")[2] for key in sorted(rows) if key.startswith("mirror/")]
-        found = [describe(rows, name) for name in names]
+        found = [describe(rows, name) for name in mirror_names(rows)]
         return [each for each in found if each is not None]
 
     async def describe(self, name: str) -> MirrorDescription:
@@ -137,14 +146,14 @@ class AsyncMirrors:
             name: of the mirror.
             topics: their names; `None` means all, and ends the mirror.
             wait: wait until everything that the source has is copied: for a planned switch, after its producers have
-                been stopped. It connects to the source, as workers do, with their files. Without it the records that
-                are not copied are lost to this cluster; the reports say how many there were.
+                been stopped. A worker asks the source for its ends. Without it the records that are not copied are lost
+                to this cluster; the reports say how many there were.
             timeout: seconds for `wait`.
 
         Raises:
             UnknownTopicError: If there is no such mirror, or it has no such topic.
-            ConfigError: If `wait` finds no file of the source's settings here; nothing was promoted.
-            TimedOutError: If the copies do not reach the source's end in time; nothing was promoted.
+            TimedOutError: If no worker answers, or the copies do not reach the source's end in time; nothing was
+                promoted.
             SchemaRegistryError, TransportError: If the registry does not let a subject take new schemas; the topics are
                 promoted. Call again.
         """
@@ -195,17 +204,13 @@ class AsyncMirrors:
     async def _wait_copied(self, name: str, topics: Sequence[MirroredTopic], timeout: float) -> None:
         """Wait until the copies end where the source does now."""
         deadline = time.monotonic() + timeout
+        copied = tuple(topic.name for topic in topics if not topic.is_promoted and not topic.problem)
         settings = (await self.describe(name)).settings
-        wanted: dict[str, dict[int, int]] = {}
-        async with _source(settings) as source:
-            for topic in topics:
-                if not topic.is_promoted and not topic.problem:
-                    found = await source.list_offsets(topic.name, "latest")
-                    wanted[topic.name] = {tp.partition: at.offset for tp, at in found.items()}
+        wanted = await self._ask(SourceQuestion(name, settings, copied, is_compared=False), timeout) if copied else {}
         while wanted:
             topic_name, ends = next(iter(wanted.items()))
             here = await self.admin.list_offsets(topic_name, "latest")
-            behind = [tp for tp, at in here.items() if at.offset < ends.get(tp.partition, 0)]
+            behind = [tp for tp, at in here.items() if tp.partition in ends and at.offset < ends[tp.partition].there]
             if not behind:
                 del wanted[topic_name]
                 continue
@@ -222,9 +227,9 @@ class AsyncMirrors:
     ) -> dict[str, dict[int, CommonEnd]]:
         """Make topics of this cluster mirrors of those of the same name in another one, to which they were moved.
 
-        Producers are refused here at once, and accepted again if the call fails. It fails where this cluster has
-        records that the other one lacks, unless `discard`: the topic is then deleted here and copied again from its
-        start. Otherwise the copy continues where the logs are equal.
+        Producers are refused here at once, and accepted again if the call fails. A worker compares the logs. The call
+        fails where this cluster has records that the other one lacks, unless `discard`: the topic is then deleted here
+        and copied again from its start. Otherwise the copy continues where the logs are equal.
 
         Args:
             name: of the new mirror.
@@ -236,13 +241,15 @@ class AsyncMirrors:
             For each topic and partition, how far the logs are equal, and where each ends.
 
         Raises:
-            ConfigError: If a setting is wrong, or names a file that is not here.
+            ConfigError: If a setting is wrong.
+            InvalidConfigError: If it names a file that the workers do not have.
+            TimedOutError: If no worker answers.
             DivergedLogError: If records would be lost; the message has their number.
             UnknownTopicError: If one of the clusters lacks a topic.
             InvalidRequestError: If a topic belongs to another mirror.
         """
         settings.check()
-        found: dict[str, dict[int, CommonEnd]] = {}
+        await self._make_table()
         refused: list[str] = []
         try:
             for topic in topics:
@@ -252,7 +259,8 @@ class AsyncMirrors:
                 if not mirror:
                     refused.append(topic)
                     await self.admin.alter_config(topic, {"mirror": name})
-                found[topic] = await self._compare(topic, settings)
+            found = await self._ask(SourceQuestion(name, settings, tuple(topics), is_compared=True), ANSWER_SECONDS)
+            for topic in topics:
                 lost = _lost(found[topic])
                 if lost and not discard:
                     raise DivergedLogError(
@@ -271,34 +279,26 @@ class AsyncMirrors:
                 await self.admin.delete_topic(topic)
         return found
 
-    async def _compare(self, topic: str, settings: MirrorSettings) -> dict[int, CommonEnd]:
-        """Return how far the logs of a topic are equal here and at the source."""
-        config = build(AdminConfig, dict(settings.source))
-        source = _source(settings)
-        there = open_connections_async("Mirrors", config)
-        try:
-            async with source:
-                described, other = await self.admin.describe_topic(topic), await source.describe_topic(topic)
-                ours = PartitionCalls(topic, described.topic_id, self._config)
-                theirs = PartitionCalls(topic, other.topic_id, config)
-                bounds = await _bounds(self.admin, topic)
-                others = await _bounds(source, topic)
-            found: dict[int, CommonEnd] = {}
-            for number, (start, end) in bounds.items():
-                other_start, other_end = others.get(number, (0, 0))
-                low, high = max(start, other_start), min(end, other_end)
-                offset = high - 1  # First of all the end, which is the usual case.
-                while low < high:
-                    batch = await aexecute(ours.batch_with(number, offset), self._connections.run_step)
-                    if batch == await aexecute(theirs.batch_with(number, offset), there.run_step):
-                        low = offset + 1
-                    else:
-                        high = offset
-                    offset = (low + high) // 2
-                found[number] = CommonEnd(max(low, start), end, other_end)
-            return found
-        finally:
-            await there.close()
+    async def _ask(self, question: SourceQuestion, timeout: float) -> dict[str, dict[int, CommonEnd]]:
+        """Return what a worker answers. Raises TimedOutError, and what the worker could not do."""
+        deadline = time.monotonic() + timeout
+        key = question_key(question.mirror, uuid.uuid4().hex)
+        await self._table.put(key, {"asked": question.to_text()}, ttl=timedelta(seconds=timeout))
+        while time.monotonic() < deadline:
+            row = await self._table.get(key)
+            if row is not None and "answer" in row:
+                await self._table.delete(key)
+                answer = SourceAnswer.from_text(row["answer"])
+                if answer.error is not None:
+                    raise answer.error
+                return {topic: dict(ends) for topic, ends in answer.ends.items()}
+            await self._connections.run_step(Pause(_LOOK_SECONDS))
+        raise TimedOutError(
+            f"no worker of mirror {question.mirror} has answered within {timeout:.0f} s",
+            outcome=Outcome.NOT_APPLIED,
+            action="Workers ask the source: start one with headrace mirror run, where it reaches the source and has "
+            "the files that the settings name.",
+        )
 
     async def delete(self, name: str) -> None:
         """Delete a mirror. Topics that were not promoted stay as they are: read only, and not copied any more.
@@ -337,6 +337,10 @@ class AsyncMirrors:
         """Store that a worker has stopped."""
         await self._table.delete(worker_key(name, worker))
 
+    async def note_answer(self, key: str, answer: SourceAnswer, lives: timedelta) -> None:
+        """Store the answer to a question, for some time."""
+        await self._table.put(key, {"answer": answer.to_text()}, ttl=lives)
+
     async def note_problem(self, name: str, problem: str) -> None:
         """Store why nothing is copied; empty if that is over."""
         if (await self.describe(name)).problem != problem:
@@ -358,22 +362,6 @@ class AsyncMirrors:
 
     async def _find(self, name: str) -> MirrorDescription | None:
         return describe(await self.rows(), name)
-
-
-def _source(settings: MirrorSettings) -> AsyncAdmin:
-    """Return a client of the source, connected with the files of the workers. Raises ConfigError."""
-    try:
-        return AsyncAdmin(**settings.source)
-    except ConfigError as error:
-        error.action = "The source's settings name files of the workers: repeat it where a worker runs."
-        raise
-
-
-async def _bounds(admin: AsyncAdmin, topic: str) -> dict[int, tuple[int, int]]:
-    """Return log start and high watermark of each partition."""
-    starts = await admin.list_offsets(topic, "earliest")
-    ends = await admin.list_offsets(topic, "latest")
-    return {tp.partition: (starts[tp].offset, at.offset) for tp, at in ends.items()}
 
 
 def _lost(ends: Mapping[int, CommonEnd]) -> int:

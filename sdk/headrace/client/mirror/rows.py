@@ -9,6 +9,7 @@ The table is an ordinary topic of the mirror's cluster, made by `headrace mirror
 | `copies/NAME/TOPIC` | one for each partition, by number: JSON of `PartitionReport` |
 | `subject/NAME/SUBJECT` | `copied`: the mirror has it; `mode` after its promotion; `problem`; when it was promoted |
 | `worker/NAME/ID` | `at_ms`; it expires unless the worker writes it again |
+| `question/NAME/ID` | `asked`: `SourceQuestion`; `answer`: `SourceAnswer` of a worker; it expires |
 """
 
 import dataclasses
@@ -21,6 +22,9 @@ from typing import Any, NamedTuple
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.schemas.registry import registry_urls
+from headrace.v1 import errors_pb2
+from headrace.wire.errors import HeadraceError
+from headrace.wire.errors.rpc import from_detail, to_detail
 from headrace.wire.topic_names import MIRRORS_TABLE, is_own_topic
 
 AFTER_REPORTS = "copies0"
@@ -157,6 +161,46 @@ class CommonEnd(NamedTuple):
     """High watermark in the other one."""
 
 
+@dataclass(frozen=True, slots=True)
+class SourceQuestion:
+    """What an operator asks the workers, who alone can connect to the source."""
+
+    mirror: str
+    """Name of the mirror; one that is made by the answer does not exist yet."""
+    settings: MirrorSettings
+    topics: tuple[str, ...]
+    is_compared: bool
+    """Whether the answer has how far the logs are equal; else it has only their ends at the source."""
+
+    def to_text(self) -> str:
+        """Return it as stored."""
+        return json.dumps([self.settings.to_text(), self.topics, self.is_compared])
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAnswer:
+    """Answer to a question: the ends, or why there are none."""
+
+    ends: Mapping[str, Mapping[int, CommonEnd]] = field(default_factory=dict)
+    """By topic and partition; without a comparison `common` and `here` are -1."""
+    error: HeadraceError | None = None
+
+    def to_text(self) -> str:
+        """Return it as stored."""
+        detail = b"" if self.error is None else to_detail(self.error).SerializeToString()
+        return json.dumps([self.ends, detail.hex()])
+
+    @classmethod
+    def from_text(cls, text: str) -> "SourceAnswer":
+        """Return it from a row."""
+        topics, detail = json.loads(text)
+        ends = {
+            topic: {int(number): CommonEnd(*each) for number, each in partitions.items()}
+            for topic, partitions in topics.items()
+        }
+        return cls(ends, from_detail(errors_pb2.ErrorDetail.FromString(bytes.fromhex(detail))) if detail else None)
+
+
 @dataclass(slots=True)
 class MirroredTopic:
     """Topic of a mirror."""
@@ -234,6 +278,29 @@ def subject_key(name: str, subject: str) -> str:
 def worker_key(name: str, worker: str) -> str:
     """Return the key of a worker."""
     return f"worker/{name}/{worker}"
+
+
+def question_key(name: str, question: str) -> str:
+    """Return the key of a question about a mirror."""
+    return f"question/{name}/{question}"
+
+
+def open_questions(rows: Mapping[str, Mapping[str, str]]) -> dict[str, SourceQuestion]:
+    """Return the questions that are not answered yet, by key."""
+    found: dict[str, SourceQuestion] = {}
+    for key, columns in rows.items():
+        kind, _, rest = key.partition("/")
+        if kind == "question" and "asked" in columns and "answer" not in columns:
+            settings, topics, is_compared = json.loads(columns["asked"])
+            found[key] = SourceQuestion(
+                rest.rpartition("/")[0], MirrorSettings.from_text(settings), tuple(topics), is_compared
+            )
+    return found
+
+
+def mirror_names(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the names of all mirrors, sorted."""
+    return [key.partition("/")[2] for key in sorted(rows) if key.startswith("mirror/") and "settings" in rows[key]]
 
 
 def is_left_alone(described: MirrorDescription, subject: str) -> bool:

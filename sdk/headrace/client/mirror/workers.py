@@ -1,18 +1,19 @@
-"""Workers of several mirrors in one process. One event loop."""
+"""Workers of several mirrors in one process, which also answer operators. One event loop."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.client.mirror.answers import answer
 from headrace.client.mirror.copying import end_tasks
 from headrace.client.mirror.mirrors_async import AsyncMirrors
-from headrace.client.mirror.rows import MirrorDescription
+from headrace.client.mirror.rows import MirrorDescription, mirror_names, open_questions
 from headrace.client.mirror.worker import MirrorWorker
 from headrace.wire.errors import HeadraceError
 
-LOOK_SECONDS = 5.0
-"""Interval at which new mirrors are looked for."""
+LOOK_SECONDS = 1.0
+"""Interval at which new mirrors, and questions of operators, are looked for."""
 _log = logging.getLogger("headrace.mirror")
 
 
@@ -22,7 +23,7 @@ async def run_workers(
     worker_id: str = "",
     on_report: Callable[[str, MirrorDescription | None], object] = lambda name, described: None,
 ) -> None:
-    """Copy mirrors of a cluster until cancelled.
+    """Copy mirrors of a cluster, and answer operators, until cancelled.
 
     Args:
         names: their names; `None` means all, also later ones.
@@ -30,39 +31,60 @@ async def run_workers(
         worker_id: name of this worker in reports; random by default.
         on_report: called with the name of a mirror and what its worker reports; `None` means nothing any more.
     """
-    tasks: dict[str, asyncio.Task[None]] = {}
-
-    def begin(name: str) -> None:
-        worker = MirrorWorker(name, worker_id=worker_id, on_report=on_report, **settings)
-        tasks[name] = asyncio.create_task(worker.run())
-
-    try:
-        async with AsyncMirrors(**settings) as mirrors:
-            for name in names or ():
-                begin(name)
+    async with AsyncMirrors(**settings) as mirrors:
+        process = _Workers(names, settings, mirrors, worker_id, on_report)
+        try:
             while True:
-                if names is None:
-                    await _follow(mirrors, tasks, begin, on_report)
+                await process.look()
                 await asyncio.sleep(LOOK_SECONDS)
-    finally:
-        await end_tasks(tasks.values())
+        finally:
+            await process.stop()
 
 
-async def _follow(
-    mirrors: AsyncMirrors,
-    tasks: "dict[str, asyncio.Task[None]]",
-    begin: Callable[[str], None],
-    on_report: Callable[[str, MirrorDescription | None], object],
-) -> None:
-    """Begin and end workers as mirrors are created and deleted."""
-    try:
-        found = {mirror.name for mirror in await mirrors.list_mirrors()}
-    except HeadraceError as error:
-        _log.warning("the mirrors cannot be read: %s", error)
-        return
-    for name in found - set(tasks):
-        begin(name)
-    gone = set(tasks) - found
-    await end_tasks([tasks.pop(name) for name in gone])
-    for name in gone:
-        on_report(name, None)
+class _Workers:
+    """Workers of one process, and its answers to operators."""
+
+    def __init__(
+        self,
+        names: Sequence[str] | None,
+        settings: dict[str, Any],
+        mirrors: AsyncMirrors,
+        worker_id: str,
+        on_report: Callable[[str, MirrorDescription | None], object],
+    ) -> None:
+        self._names, self._settings, self._mirrors = names, settings, mirrors
+        self._worker_id, self._on_report = worker_id, on_report
+        self._copying: dict[str, asyncio.Task[None]] = {}
+        self._answering: dict[str, asyncio.Task[None]] = {}
+        """Answers by the key of their question, until its row is gone."""
+        self._share(names or ())
+
+    async def look(self) -> None:
+        """Begin and end workers as mirrors are created and deleted, and answers as there are questions."""
+        try:
+            rows = await self._mirrors.rows(reports=False)
+        except HeadraceError as error:
+            _log.warning("the mirrors cannot be read: %s", error)
+            return
+        if self._names is None:
+            names = mirror_names(rows)
+            gone = [name for name in self._copying if name not in names]
+            await end_tasks([self._copying.pop(name) for name in gone])
+            for name in gone:
+                self._on_report(name, None)
+            self._share(names)
+        await end_tasks([self._answering.pop(key) for key in list(self._answering) if key not in rows])
+        for key, question in open_questions(rows).items():
+            if key not in self._answering and (self._names is None or question.mirror in self._names):
+                self._answering[key] = asyncio.create_task(answer(self._mirrors, key, question, self._settings))
+
+    def _share(self, names: Sequence[str]) -> None:
+        """Begin the workers of mirrors that have none."""
+        for name in names:
+            if name not in self._copying:
+                worker = MirrorWorker(name, worker_id=self._worker_id, on_report=self._on_report, **self._settings)
+                self._copying[name] = asyncio.create_task(worker.run())
+
+    async def stop(self) -> None:
+        """End all of it."""
+        await end_tasks([*self._copying.values(), *self._answering.values()])

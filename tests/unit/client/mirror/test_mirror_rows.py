@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 from headrace.client.base.errors import ConfigError
-from headrace.client.mirror.rows import AFTER_REPORTS, MirrorSettings, PartitionReport, describe, is_left_alone
+from headrace.client.mirror.rows import (
+    AFTER_REPORTS,
+    CommonEnd,
+    MirrorSettings,
+    PartitionReport,
+    SourceAnswer,
+    SourceQuestion,
+    describe,
+    is_left_alone,
+    mirror_names,
+    open_questions,
+    question_key,
+)
 from headrace.client.mirror.worker import _owner
+from headrace.wire.errors import UnknownTopicError
 
 SOURCE = {"bootstrap_servers": "west:7181"}
 
@@ -34,6 +47,26 @@ def test_a_mirror_is_described_by_its_own_rows():
     assert (topic.name, topic.source_id, sorted(topic.partitions)) == ("orders-eu", "ab", [0, 11])
     assert (topic.partitions[0].lag, topic.partitions[0].lag_ms) == (10, 2_000)
     assert describe(rows_of(), "east") is None
+
+
+def test_questions_and_answers_come_back_from_their_rows():
+    """A question is open until it has an answer, is of a mirror that may not exist yet, and makes none."""
+    asked = SourceQuestion("east", MirrorSettings(SOURCE), ("orders-eu",), is_compared=True)
+    key = question_key("east", "1")
+    rows = rows_of(**{key: {"asked": asked.to_text()}, question_key("east", "2"): {"answer": SourceAnswer().to_text()}})
+    assert open_questions(rows) == {key: asked}
+    assert key >= AFTER_REPORTS
+    assert mirror_names(rows) == ["other", "west"]
+    assert describe(rows, "east") is None
+    answer = SourceAnswer({"orders-eu": {0: CommonEnd(1, 2, 3), 10: CommonEnd(-1, -1, 0)}})
+    assert SourceAnswer.from_text(answer.to_text()) == answer
+    refused = SourceAnswer.from_text(
+        SourceAnswer(error=UnknownTopicError("there is no topic named 'x'")).to_text()
+    ).error
+    assert isinstance(refused, UnknownTopicError)
+    assert refused.message == "there is no topic named 'x'"
+    rows[key]["answer"] = answer.to_text()
+    assert open_questions(rows) == {}
 
 
 def test_a_report_without_an_answer_has_no_lag():

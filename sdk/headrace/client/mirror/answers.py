@@ -1,0 +1,79 @@
+"""Answers of workers to the questions of operators about the source of a mirror. One event loop.
+
+Only workers have the files that the source's settings name, and the network to it.
+"""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.base.errors import ConfigError
+from headrace.client.mirror.copying import Side
+from headrace.client.mirror.mirrors_async import AsyncMirrors
+from headrace.client.mirror.rows import CommonEnd, SourceAnswer, SourceQuestion
+from headrace.wire.errors import HeadraceError, InternalError
+
+ANSWER_LIVES = timedelta(minutes=5)
+_log = logging.getLogger("headrace.mirror")
+
+
+async def answer(mirrors: AsyncMirrors, key: str, question: SourceQuestion, settings: dict[str, Any]) -> None:
+    """Store the answer to a question, or why there is none.
+
+    Args:
+        mirrors: of the cluster that has the mirror.
+        key: of the question.
+        question: what is asked.
+        settings: of the cluster that has the mirror.
+    """
+    try:
+        found = await _answered(question, settings)
+    except HeadraceError as error:
+        if isinstance(error, ConfigError):
+            error.action = f"The settings of the source of {question.mirror} name files of its workers: correct them."
+        found = SourceAnswer(error=error)
+    except Exception as error:
+        _log.exception("the source of mirror %s cannot be asked", question.mirror)
+        found = SourceAnswer(error=InternalError(repr(error)))
+    await mirrors.note_answer(key, found, ANSWER_LIVES)
+
+
+async def _answered(question: SourceQuestion, settings: dict[str, Any]) -> SourceAnswer:
+    ends: dict[str, dict[int, CommonEnd]] = {}
+    async with Side(question.settings.source) as source, Side(settings) as target:
+        for topic in question.topics:
+            if question.is_compared:
+                ends[topic] = await _compare(topic, source, target)
+            else:
+                latest = await source.admin.list_offsets(topic, "latest")
+                ends[topic] = {tp.partition: CommonEnd(-1, -1, at.offset) for tp, at in latest.items()}
+    return SourceAnswer(ends)
+
+
+async def _compare(topic: str, source: Side, target: Side) -> dict[int, CommonEnd]:
+    """Return how far the logs of a topic are equal here and at the source."""
+    ours = target.topic(topic, (await target.admin.describe_topic(topic)).topic_id)
+    theirs = source.topic(topic, (await source.admin.describe_topic(topic)).topic_id)
+    bounds, others = await _bounds(target.admin, topic), await _bounds(source.admin, topic)
+    found: dict[int, CommonEnd] = {}
+    for number, (start, end) in bounds.items():
+        other_start, other_end = others.get(number, (0, 0))
+        low, high = max(start, other_start), min(end, other_end)
+        offset = high - 1  # First of all the end, which is the usual case.
+        while low < high:
+            batch = await target.run(ours.batch_with(number, offset))
+            if batch == await source.run(theirs.batch_with(number, offset)):
+                low = offset + 1
+            else:
+                high = offset
+            offset = (low + high) // 2
+        found[number] = CommonEnd(max(low, start), end, other_end)
+    return found
+
+
+async def _bounds(admin: AsyncAdmin, topic: str) -> dict[int, tuple[int, int]]:
+    """Return log start and high watermark of each partition."""
+    starts = await admin.list_offsets(topic, "earliest")
+    ends = await admin.list_offsets(topic, "latest")
+    return {tp.partition: (starts[tp].offset, at.offset) for tp, at in ends.items()}
