@@ -10,6 +10,7 @@ stops every process that still uses it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 import time
@@ -134,7 +135,7 @@ async def recover_in(
         )
     identity = await read_or_create(metastore, cluster, str(uuid.uuid4()))
     log_states = [_check_log_state(identity, cluster_id, log_state) for cluster_id, log_state in read]
-    backup = await _read_backup(metastore, identity, now_ms)
+    backup = await _read_backup(metastore, identity, log_states, now_ms)
     _check_complete(backup, log_states, lost)
     plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, 1, now_ms)
     if apply:
@@ -182,10 +183,29 @@ class _Backup:
     """Keys and values of groups in the new generation."""
     deleted: frozenset[bytes]
     """Topics that were deleted before the backup, whose logs are not recovered."""
+    begun_again: tuple[str, ...]
+    """Names of the topics that have another id now."""
 
 
-async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: int) -> _Backup:
+async def _read_backup(
+    metastore: Metastore, identity: ClusterIdentity, log_states: Sequence[BrokerLogState], now_ms: int
+) -> _Backup:
+    """Read the old generation. A topic of which no disk has a log gets another id.
+
+    It was deleted after the backup, or all of its disks are lost. Its offsets begin again, and positions among the
+    records that it had are none among the new ones.
+    """
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
+    held = {key[0] for log_state in log_states for key in (*log_state.logs, *log_state.corrupt)}
+
+    def id_of(topic_id: bytes) -> bytes:
+        return topic_id if topic_id in held else _next_id(topic_id, new.generation)
+
+    def renewed(value: bytes) -> bytes:
+        topic = metadata_pb2.Topic.FromString(value)
+        topic.topic_id = id_of(topic.topic_id)
+        return topic.SerializeToString(deterministic=True)
+
     names: dict[bytes, str] = {}
     states: dict[tuple[bytes, int], PartitionState] = {}
     brokers: set[int] = set()
@@ -196,13 +216,13 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
         renamed = new.prefix + key_value.key[len(old.prefix) :]
         match old.parse(key_value.key):
             case PartitionKey(topic_id, number):
-                state = states[(topic_id, number)] = decode(key_value.value)
+                state = states[(id_of(topic_id), number)] = decode(key_value.value)
                 brokers.update(state.replicas)
             case TopicIdKey(topic_id):
-                names.setdefault(topic_id, metadata_pb2.Topic.FromString(key_value.value).name)
-                copied.append((renamed, key_value.value))
+                names.setdefault(id_of(topic_id), metadata_pb2.Topic.FromString(key_value.value).name)
+                copied.append((new.topic_by_id(id_of(topic_id)), renewed(key_value.value)))
             case TopicKey():
-                copied.append((renamed, key_value.value))
+                copied.append((renamed, renewed(key_value.value)))
             case DeletedTopicKey(topic_id):
                 deleted.add(topic_id)
                 copied.append((renamed, key_value.value))
@@ -223,9 +243,15 @@ async def _read_backup(metastore: Metastore, identity: ClusterIdentity, now_ms: 
         match old.parse(key_value.key):
             case GroupKey():
                 groups.append((renamed, encode_group(empty_group(decode_group(key_value.value), now_ms))))
-            case GroupOffsetKey():
+            case GroupOffsetKey(_, topic_id, _) if topic_id in held:
                 groups.append((renamed, key_value.value))
-    return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups), frozenset(deleted))
+    again = tuple(sorted(name for topic_id, name in names.items() if topic_id not in held))
+    return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups), frozenset(deleted), again)
+
+
+def _next_id(topic_id: bytes, generation: int) -> bytes:
+    """Return the id of a topic that begins again in a generation."""
+    return hashlib.blake2b(topic_id, digest_size=len(topic_id), salt=generation.to_bytes(8)).digest()
 
 
 def _check_complete(backup: _Backup, log_states: Sequence[BrokerLogState], lost: Sequence[int]) -> None:
@@ -343,6 +369,8 @@ def _chunks(pairs: Sequence[tuple[str, bytes]]) -> Iterator[list[Put]]:
 
 def _report(identity: ClusterIdentity, backup: _Backup, plan: GenerationPlan, *, applied: bool) -> Iterator[str]:
     yield from plan.notes
+    for name in backup.begun_again:
+        yield f"topic {name}: no disk has a log of it, as after a deletion; it starts empty, under another id"
     led = sum(bool(state.in_sync) for state in plan.states.values())
     yield (
         f"generation {identity.generation + 1} of cluster {identity.cluster}: {len(backup.names)} topics of the "

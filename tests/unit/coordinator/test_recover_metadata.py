@@ -21,8 +21,9 @@ from headrace_server.clock_watch import OPERATOR
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.generations import watch_generation
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.key_table import GroupOffsetKey, PartitionKey, TopicIdKey
 from headrace_server.metastore.api import MetastoreRolledBackError, Put
-from headrace_server.partition_state import PartitionState, Replica, ask_hand_over, note_committed
+from headrace_server.partition_state import PartitionState, Replica, ask_hand_over, encode, note_committed
 from headrace_server.settings import SettingsError
 
 from tests.fakes.memory_metastore import MemoryMetastore
@@ -205,6 +206,46 @@ async def test_processes_of_the_new_generation_measure_their_clocks_by_the_opera
     stored = (await memory.get(after.keyspace.clock(OPERATOR))).key_value
     assert stored is not None
     assert metadata_pb2.ProcessClock.FromString(stored.value).believed_ms == 1_000
+
+
+async def test_a_topic_without_any_log_begins_again_under_another_id():
+    """As one that was deleted after the backup: its offsets begin at 0, and a position among its former records must
+    not be one among new ones. The id of a topic that a disk has, and offsets in it, stay. Twice, it is a third one."""
+    memory = MemoryMetastore()
+    identity = await read_or_create(memory, "c", "id")
+    for topic_id, name in ((TOPIC, "kept"), (OTHER, "deleted")):
+        topic = metadata_pb2.Topic(name=name, topic_id=topic_id, partitions=1, created_ms=7).SerializeToString()
+        keys = identity.keyspace
+        named = [Put(keys.topic(name), topic), Put(keys.topic_by_id(topic_id), topic)]
+        offset = Put(keys.group_offset("g", topic_id, 0), b"offset")
+        await memory.txn([], [*named, offset, Put(keys.partition(topic_id, 0), encode(BACKUP))])
+    seen = []
+    for generation in (1, 2):
+        log_states = [
+            ("id", BrokerLogState(number, generation, b"s" * 16, b"", 1, {(TOPIC, 0): end(4, 9)}))
+            for number in (1, 2, 3)
+        ]
+        lines = list(await recover_in(memory, "c", log_states, (), 1_000, apply=True))
+        assert "topic deleted: no disk has a log of it, as after a deletion; it starts empty, under another id" in lines
+        assert not any(line.startswith("topic kept") for line in lines)
+        keys = (await read_or_create(memory, "c", "id")).keyspace
+        found = await memory.get(keys.topic("deleted"))
+        topic = metadata_pb2.Topic.FromString(found.key_value.value)
+        seen.append(topic.topic_id)
+        assert (topic.name, topic.created_ms, len(topic.topic_id)) == ("deleted", 7, 16)
+        by_id = (await memory.get(keys.topic_by_id(topic.topic_id))).key_value
+        assert metadata_pb2.Topic.FromString(by_id.value) == topic
+        assert (await memory.get(keys.partition(topic.topic_id, 0))).key_value is not None
+        left = (await memory.range(keys.prefix)).key_values + (await memory.range(keys.groups_prefix)).key_values
+        assert not any(
+            isinstance(key := keys.parse(each.key), PartitionKey | TopicIdKey | GroupOffsetKey)
+            and key.topic_id == OTHER
+            for each in left
+        )
+        assert (await memory.get(keys.group_offset("g", TOPIC, 0))).key_value.value == b"offset"
+        kept = (await memory.get(keys.topic_by_id(TOPIC))).key_value
+        assert metadata_pb2.Topic.FromString(kept.value).name == "kept"
+    assert len({OTHER, *seen}) == 3
 
 
 async def test_users_stay_and_the_signing_keys_of_the_backup_go():
