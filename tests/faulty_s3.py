@@ -41,7 +41,7 @@ class Fault:
     """Number of requests that fail; -1 means all."""
     each_path_once: bool = False
     late_seconds: float = 0.0
-    """Time after which they are answered as they should be, in place of failing."""
+    """Time after which they are answered as they should be, in place of failing; sooner when another fault is set."""
 
 
 NONE = Fault(times=0)
@@ -77,9 +77,12 @@ class _Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = port
         self._lock = threading.Lock()
+        self.changed = threading.Event()
         self.set(NONE)
 
     def set(self, fault: Fault) -> None:
+        self.changed.set()
+        self.changed = threading.Event()
         self.fault, self.requests, self.matching, self.failures, self.failed = fault, 0, 0, 0, set[str]()
 
     def fails(self, method: str, path: str) -> bool:
@@ -110,9 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.set(Fault(**json.loads(body)))
             self._answer(200, [], counts)
             return
-        fails, fault = self.server.fails(self.command, self.path), self.server.fault
+        changed, fault = self.server.changed, self.server.fault
+        fails = self.server.fails(self.command, self.path)
         if fails and fault.late_seconds:
-            threading.Event().wait(fault.late_seconds)
+            changed.wait(fault.late_seconds)
             fails = False
         if fails and fault.status != LOST:
             error = f"<Error><Code>{fault.code}</Code><Message>as the test wants</Message></Error>".encode()

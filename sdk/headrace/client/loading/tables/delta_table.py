@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import pyarrow
 
+from headrace.client.loading.tables import places
 from headrace.client.loading.tables.attempts import DataFile
 from headrace.client.loading.tables.compaction import small_groups
 from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
@@ -123,6 +124,7 @@ class DeltaTable:
                     partition_by=list(partition_by),
                     name=source.name,
                     description=DESCRIPTION + json.dumps([source.kind, source.name, source.id]),
+                    storage_options=storage_options(),
                     commit_properties=properties,
                 )
             else:
@@ -178,9 +180,10 @@ class DeltaTable:
         return [unquote(path) for path in pyarrow.table(log.get_add_actions(flatten=True)).column("path").to_pylist()]
 
     def _log(self) -> DeltaLog | None:
-        if not self._deltalake.DeltaTable.is_deltatable(self.place.uri):
+        options = storage_options()
+        if not self._deltalake.DeltaTable.is_deltatable(self.place.uri, options):
             return None
-        return self._deltalake.DeltaTable(self.place.uri)
+        return self._deltalake.DeltaTable(self.place.uri, storage_options=options)
 
     def _positions(self, log: DeltaLog, source: Source | None) -> dict[str, int]:
         """Return the positions, read for one partition after the other, from 0 without gaps."""
@@ -211,6 +214,15 @@ class DeltaTable:
         for name in partition_by:
             columns = columns.append(pyarrow.field(name, pyarrow.string()))
         return self._deltalake.Schema.from_arrow(columns)
+
+
+def storage_options() -> dict[str, str]:
+    """Return the settings of requests to an object store, as those of `ObjectPlace`."""
+    return {
+        "timeout": f"{places.SILENT_SECONDS}s",
+        "max_retries": str(places.ATTEMPTS - 1),
+        "retry_timeout": f"{places.ATTEMPTS * places.SILENT_SECONDS}s",
+    }
 
 
 def _application(source: Source, key: str) -> str:

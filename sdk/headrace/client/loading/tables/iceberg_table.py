@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import pyarrow
 
+from headrace.client.loading.tables import places
 from headrace.client.loading.tables.attempts import META
 from headrace.client.loading.tables.compaction import merge_files, small_groups
 from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
@@ -79,6 +80,7 @@ class IcebergTable:
                 self._catalog = pyiceberg.catalog.load_catalog(catalog, **IO)
             except Exception as error:
                 raise LoadError(f"the catalog {catalog} of pyiceberg: {error}") from error
+            self._catalog.properties.setdefault("s3.request-timeout", str(places.SILENT_SECONDS))
             return
         if "://" in str(where):
             raise LoadError(

@@ -25,6 +25,10 @@ from pyarrow import fs, parquet
 
 from headrace.client.loading.tables.attempts import META, DataFile, begin, left_behind, table_lock
 
+SILENT_SECONDS = 30
+"""Time without a byte of an answer after which a request to an object store is made again."""
+ATTEMPTS = 4
+"""Number of times that a request is made before the load fails."""
 REMAINS_SECONDS = 86_400.0
 """Age at which the files of a killed load are removed from an object store."""
 
@@ -132,6 +136,12 @@ class ObjectPlace:
         self.uri = uri.rstrip("/")
         if filesystem is None:
             filesystem, base = fs.FileSystem.from_uri(self.uri)
+            if isinstance(filesystem, fs.S3FileSystem):  # A URL has no parameter for these.
+                _, (settings, *_) = filesystem.__reduce__()
+                filesystem = fs.S3FileSystem(
+                    **{**settings, "request_timeout": SILENT_SECONDS},
+                    retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+                )
         else:
             base = self.uri.partition("://")[2]
         self.filesystem, self._base = filesystem, base
