@@ -1,6 +1,7 @@
 """`python -m bench.compaction`: what compaction costs a broker, and what it saves a reader.
 
-`log`: one log on a disk, updates of keys that are drawn at random, compacted whenever that is due. `topic`: a topic of
+`log`: one log on a disk, updates of keys that are drawn at random, compacted whenever that is due. `backlog`: the same
+updates, and 1/4 and 1/20 of them, compacted once: the time an update does not grow with them. `topic`: a topic of
 a broker, without compaction and with it, in turn: the rate of a producer, the broker's processor time, and how long a
 reader from the beginning takes afterwards. Prints a line of JSON for each case, then what is asked and measured.
 """
@@ -11,6 +12,9 @@ import json
 import math
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -18,6 +22,7 @@ import headrace
 import numpy as np
 import typer
 from headrace.log import DataDirectory, LogSettings
+from headrace.log.log import PartitionLog
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
@@ -46,20 +51,14 @@ def keys_of(updates: int, keys: int) -> list[bytes]:
 def measure_log(updates: int, keys: int, value_bytes: int) -> None:
     """Append the updates to one log, and compact it after each batch that makes it due."""
     settings = LogSettings(segment_bytes=SEGMENT_BYTES, compacts=True, min_dirty_ratio=0.33)
-    value, names = bytes(value_bytes), keys_of(updates, keys)
-    with tempfile.TemporaryDirectory() as path:
-        directory = DataDirectory.open(path, cluster_id="bench", generation=1, broker_id=1, new_storage_id=bytes(16))
-        log = directory.open_log(bytes(16), 0, settings)
+    names = keys_of(updates, keys)
+    with opened(settings) as log:
         seconds = 0.0
         compacted_records = written_bytes = appended_bytes = 0
         ratios = []
         live_bytes = keys * (value_bytes + len(names[0]))
         for start in range(0, updates, BATCH_RECORDS):
-            batch = encode_batch(
-                [value] * BATCH_RECORDS, names[start : start + BATCH_RECORDS], base_timestamp_ms=start + 1
-            )
-            log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=start + 1)
-            appended_bytes += len(batch)
+            appended_bytes += append(log, names[start : start + BATCH_RECORDS], value_bytes, start + 1)
             if log.segment_count > 2:
                 log.flush()
                 before = time.process_time()
@@ -71,7 +70,6 @@ def measure_log(updates: int, keys: int, value_bytes: int) -> None:
                     written_bytes += report.written_bytes
             if start > updates // 2:
                 ratios.append(log.size_bytes / live_bytes)
-        directory.close(clean=True)
     figures = {
         "case": "one log",
         "updates": updates,
@@ -83,6 +81,51 @@ def measure_log(updates: int, keys: int, value_bytes: int) -> None:
     }
     print(json.dumps(figures), flush=True)
     show_target("bytes a live byte, at most", 1.5, sum(ratios) / len(ratios))
+
+
+@contextmanager
+def opened(settings: LogSettings) -> Iterator[PartitionLog]:
+    """Open a log in a temporary directory."""
+    with tempfile.TemporaryDirectory() as path:
+        directory = DataDirectory.open(path, cluster_id="bench", generation=1, broker_id=1, new_storage_id=bytes(16))
+        yield directory.open_log(bytes(16), 0, settings)
+        directory.close(clean=True)
+
+
+def append(log: PartitionLog, keys: list[bytes], value_bytes: int, at_ms: int) -> int:
+    """Append an update of each key as one batch; return its size."""
+    batch = encode_batch([bytes(value_bytes)] * len(keys), keys, base_timestamp_ms=at_ms)
+    log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=at_ms)
+    return len(batch)
+
+
+def measure_backlog(updates: int, keys: int, value_bytes: int) -> None:
+    """Append updates to one log, and compact all of them at once."""
+    names = keys_of(updates, keys)
+    with opened(LogSettings(segment_bytes=SEGMENT_BYTES, compacts=True)) as log:
+        for start in range(0, updates, BATCH_RECORDS):
+            append(log, names[start : start + BATCH_RECORDS], value_bytes, start + 1)
+        del names
+        log.flush()
+        before, kept_kib = time.process_time(), status_kib("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # From here VmHWM is the peak.
+        report = log.compaction.compact(updates + 1, log.log_end_offset)
+        seconds = time.process_time() - before
+        assert report is not None
+        figures = {
+            "case": "backlog",
+            "updates": report.records,
+            "keys": keys,
+            "updates a second of processor time": round(report.records / seconds),
+            "MB of memory": round((status_kib("VmHWM") - kept_kib) / 1024),
+        }
+        print(json.dumps(figures), flush=True)
+
+
+def status_kib(name: str) -> int:
+    """Return a figure of this process's memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def show_target(what: str, asked: float, measured: float) -> None:
@@ -159,7 +202,7 @@ def _settled(servers: str, topic: str, end_offset: int) -> tuple[int, float]:
 
 
 def main(
-    cases: Annotated[list[str] | None, typer.Argument(help="log, topic; all if none is given.")] = None,
+    cases: Annotated[list[str] | None, typer.Argument(help="log, backlog, topic; all if none is given.")] = None,
     updates: Annotated[int, typer.Option(help="Updates.")] = 20_000_000,
     keys: Annotated[int, typer.Option(help="Keys, each updated about as often as the others.")] = 1_000_000,
     value_bytes: Annotated[int, typer.Option(help="Size of a value.")] = 100,
@@ -169,6 +212,9 @@ def main(
     """Measure compaction."""
     if not cases or "log" in cases:
         measure_log(updates, keys, value_bytes)
+    if not cases or "backlog" in cases:
+        for part in (20, 4, 1):
+            measure_backlog(updates // part, keys, value_bytes)
     if not cases or "topic" in cases:
         measure_topic(updates, keys, value_bytes, rounds, rate)
 

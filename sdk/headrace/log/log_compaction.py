@@ -27,9 +27,9 @@ from headrace.log.checkpoint import read_sealed, replace_file, seal
 from headrace.log.compacted_writer import CompactedWriter, Mask
 from headrace.log.durability import LogDurability
 from headrace.log.errors import CorruptLogError
-from headrace.log.key_offsets import KEY_BYTES, KeyOffsets, Keys
 from headrace.log.log_retention import LogRetention
 from headrace.log.log_state import LogState
+from headrace.log.newer_keys import NewerKeys
 from headrace.log.open_files import pin_empty
 from headrace.log.purged_records import PurgedRecords
 from headrace.log.scan import BadBatch, ChainPoint, check_batches
@@ -44,9 +44,11 @@ from headrace.wire.table_keys import expiries_of, is_table_key
 DELETIONS_EVERY_MS = 1_800_000
 """Least time between two compactions for the sake of old deletions: all that are due are removed together."""
 KEY_MEMORY_BYTES = 64 << 20
-"""Memory for keys: of more keys, some are compared with all records at a time."""
-LOOKED_UP_RECORDS = 50_000
-"""Records whose keys are looked up together."""
+"""Memory for keys: of more keys, part is compared with all records at a time."""
+CHUNK_RECORDS = 100_000
+"""Records whose keys are looked up together .."""
+CHUNK_KEY_BYTES = 8 << 20
+""".. unless these are larger."""
 MANY_SEGMENTS = 8
 """This number of small adjacent segments becomes one though none has a record too many."""
 COMPACTION_FILE = "compaction"
@@ -88,12 +90,23 @@ class _InterruptedError(Exception):
     """The log was truncated, cut off at its start or closed meanwhile; never leaves this module."""
 
 
+class _Chunk(NamedTuple):
+    """Adjacent batches of a segment, by their places in it."""
+
+    row: int
+    end_row: int
+    position: int
+    end_position: int
+
+
 @dataclass(slots=True)
 class _Part:
     """Closed segment, and which of its records stay."""
 
     segment: Segment
     end_offset: int
+    chunks: list[_Chunk] = field(default_factory=list)
+    """All its batches."""
     rows: list[Mask | None] = field(default_factory=list)
     """Which rows of each batch stay; `None` means that the batch is copied as it is."""
     records: int = 0
@@ -105,6 +118,37 @@ class _Part:
     """End of the last batch that has deletions to remove."""
     expired_ms: int = 0
     """When the last of the records that go because they have expired did; 0 if there is none."""
+
+
+class _Chunks:
+    """Divides the batches of a segment into chunks."""
+
+    def __init__(self) -> None:
+        self._ended: list[_Chunk] = []
+        self._chunk = _Chunk(0, 0, 0, 0)
+        self._records = self._key_bytes = 0
+
+    def add(self, columns: Columns | None, header: BatchHeader) -> None:
+        """Add the next batch."""
+        row, end_row, position, end_position = self._chunk
+        self._chunk = _Chunk(row, end_row + 1, position, end_position + header.batch_bytes)
+        self._records += header.record_count
+        if columns is not None and columns.key_column is not None:
+            self._key_bytes += len(columns.key_column.data)
+        if self._records >= CHUNK_RECORDS or self._key_bytes >= CHUNK_KEY_BYTES:
+            self._end()
+
+    def _end(self) -> None:
+        ended = self._chunk
+        self._ended.append(ended)
+        self._chunk = _Chunk(ended.end_row, ended.end_row, ended.end_position, ended.end_position)
+        self._records = self._key_bytes = 0
+
+    def all(self) -> list[_Chunk]:
+        """Return the chunks."""
+        if self._chunk.end_row > self._chunk.row:
+            self._end()
+        return self._ended
 
 
 class _Ends(NamedTuple):
@@ -345,17 +389,15 @@ class LogCompaction:
             self._select_undeleted(part, now_ms, kept, purged)
             if part.whole_start < MAX_OFFSET:  # A deletion behind it may delete what it has.
                 kept = kept._replace(deletions_from=part.whole_start)
-        dirty = [part for part in parts if part.end_offset > self._ends.unique]
-        for newest, start_offset in self._newest_of(dirty):
-            for part in parts:
-                if part.segment.base_offset < start_offset:
-                    self._unselect_replaced(part, newest, start_offset)
+        self._select_newest(parts)
         for part in parts:
             part.removed = sum(int((~rows).sum()) for rows in part.rows if rows is not None)
 
     def _select_undeleted(self, part: _Part, now_ms: int, kept: Kept, purged: PurgedRecords | None) -> None:
         oldest_ms = now_ms - self._state.settings.delete_retention_ms
+        chunks = _Chunks()
         for columns, header, _ in self._batches(part.segment):
+            chunks.add(columns, header)
             at_ms = header.append_timestamp_ms
             is_whole = header.base_offset in kept.batches and at_ms > now_ms - kept.batches_ms
             gone = None if purged is None or columns is None else purged.removed(columns, now_ms)
@@ -377,51 +419,57 @@ class LogCompaction:
                 part.deletions_end = header.end_offset
             part.records += header.record_count
             part.kept_bytes += header.batch_bytes
+        part.chunks = chunks.all()
 
-    def _newest_of(self, dirty: Sequence[_Part]) -> Iterator[tuple[KeyOffsets, int]]:
-        """Yield the newest offsets of the keys of batches that fit into memory, and the start of those batches.
+    def _select_newest(self, parts: Sequence[_Part]) -> None:
+        """Unselect the records that have a newer one of their key, from the newest chunk to the oldest.
 
-        Of their own records those that have a newer one among them are unselected before.
+        Each record is read and looked up once if the keys fit into memory, and else once for each part of them.
         """
-        taken: list[_Taken] = []
-        size_bytes = 0
-        for part in dirty:
-            for (columns, _, _), rows in zip(self._batches(part.segment), part.rows, strict=True):
-                if columns is None or columns.key_column is None or not columns.record_count:
-                    continue
-                taken.append(_Taken.of(columns, rows))
-                size_bytes += len(taken[-1].keys.data) + KEY_BYTES * len(taken[-1].offsets)
-                if size_bytes >= KEY_MEMORY_BYTES:
-                    yield _newest(taken), taken[0].base_offset
-                    taken, size_bytes = [], 0
-        if taken:
-            yield _newest(taken), taken[0].base_offset
+        seed = int.from_bytes(os.urandom(8), "little")
+        next_hash: int | None = 0
+        while next_hash is not None:
+            newer = NewerKeys(seed, KEY_MEMORY_BYTES, next_hash)
+            for part in reversed(parts):
+                is_dirty = part.end_offset > self._ends.unique
+                for chunk in reversed(part.chunks):
+                    self._unselect_replaced(part, chunk, newer, takes=is_dirty)
+            next_hash = newer.next_hash
 
-    def _unselect_replaced(self, part: _Part, newest: KeyOffsets, end_offset: int) -> None:
-        """Unselect the records of batches below `end_offset` that have a newer one of their key."""
-        several: list[tuple[Columns, Mask]] = []
-        count = 0
-        for (columns, header, _), rows in zip(self._batches(part.segment), part.rows, strict=True):
-            if columns is None or rows is None or not rows.any() or header.base_offset >= end_offset:
-                continue
-            several.append((columns, rows))
-            count += header.record_count
-            if count >= LOOKED_UP_RECORDS:
-                _unselect(several, newest)
-                several, count = [], 0
-        _unselect(several, newest)
+    def _unselect_replaced(self, part: _Part, chunk: _Chunk, newer: NewerKeys, *, takes: bool) -> None:
+        """Unselect the records of a chunk that have a newer one of their key; a record without a key stays."""
+        masks = part.rows[chunk.row : chunk.end_row]
+        if not takes and not any(rows is not None and rows.any() for rows in masks):
+            return
+        keys, valid, compared = list[BinaryColumn](), list[Mask](), list[Mask | None]()
+        for (columns, _, _), rows in zip(self._batches(part.segment, chunk), masks, strict=True):
+            if columns is not None and columns.key_column is not None and columns.record_count:
+                valid.append(columns.key_column.valid())
+                keys.append(columns.key_column.take(valid[-1]))
+                compared.append(rows)
+        replaced, position = newer.replaced(keys, takes=takes), 0
+        for rows, are_valid in zip(compared, valid, strict=True):
+            end = position + int(are_valid.sum())
+            if rows is not None:
+                rows[are_valid] &= ~replaced[position:end]
+            position = end
 
-    def _batches(self, segment: Segment) -> Iterator[tuple[Columns | None, BatchHeader, memoryview]]:
-        """Yield the batches of a closed segment, checked; `None` for columns that cannot be decoded, which stay."""
+    def _batches(
+        self, segment: Segment, chunk: _Chunk | None = None
+    ) -> Iterator[tuple[Columns | None, BatchHeader, memoryview]]:
+        """Yield the batches of a closed segment, or of a chunk of it, checked; `None` for columns that cannot be
+        decoded, which stay.
+        """
         segments = self._segments
+        position, end_position = (0, segment.size_bytes) if chunk is None else (chunk.position, chunk.end_position)
         segments.files.make_room()
         with self._state.disk():
             file = segments.pin(segment)
             try:
                 read_at = segments.reader(file)
-                before = ChainPoint.before(peek_header(read_at(HEADER_BYTES, 0)))
+                before = ChainPoint.before(peek_header(read_at(HEADER_BYTES, position)))
                 limit = self._state.settings.max_batch_bytes
-                for item in check_batches(read_at, 0, segment.size_bytes, before, limit):
+                for item in check_batches(read_at, position, end_position, before, limit):
                     if self._stopped:
                         raise SegmentGoneError
                     if isinstance(item, BadBatch):
@@ -556,54 +604,3 @@ def _expiries_until(columns: Columns | None, end_ms: int) -> Int64s:
     """Return when each record expired, up to a time in ms since 1970; `0` for the others."""
     expires_ms = _expiries(columns)
     return np.zeros(1, np.int64) if expires_ms is None else np.where(expires_ms <= end_ms, expires_ms, 0)
-
-
-class _Taken(NamedTuple):
-    """Keys of a batch that are compared with those of others."""
-
-    base_offset: int
-    keys: BinaryColumn
-    """Those that are not null."""
-    offsets: Int64s
-    """Of their records."""
-    valid: Mask
-    """Which records of the batch they are of."""
-    rows: Mask | None
-    """Which records of the batch stay; `None` means that all do."""
-
-    @classmethod
-    def of(cls, columns: Columns, rows: Mask | None) -> _Taken:
-        """Take the keys of a batch."""
-        assert columns.key_column is not None, "the batch has keys"
-        valid = columns.key_column.valid()
-        offsets = columns.offset_array(0, columns.record_count)[valid]
-        return cls(columns.header.base_offset, columns.key_column.take(valid), offsets, valid, rows)
-
-
-def _newest(taken: Sequence[_Taken]) -> KeyOffsets:
-    """Return the newest offsets of these keys; clear in `rows` the records that have a newer one among them."""
-    newest = KeyOffsets([each.keys for each in taken], np.concatenate([each.offsets for each in taken]), _seed())
-    position = 0
-    for each in taken:
-        end = position + len(each.offsets)
-        if each.rows is not None:
-            each.rows[each.valid] &= ~newest.replaced[position:end]
-        position = end
-    return newest
-
-
-def _unselect(several: Sequence[tuple[Columns, Mask]], newest: KeyOffsets) -> None:
-    """Clear in the masks the records that have a newer one of their key; a record without a key stays."""
-    keys = [columns.key_column for columns, _ in several if columns.key_column is not None]
-    found = newest.newest(Keys.of(keys))
-    position = 0
-    for columns, kept in several:
-        part = found[position : position + columns.record_count]
-        is_replaced = part > columns.offset_array(0, columns.record_count)
-        assert columns.key_column is not None, "the batch has keys"
-        kept &= ~(is_replaced & columns.key_column.valid())
-        position += columns.record_count
-
-
-def _seed() -> int:
-    return int.from_bytes(os.urandom(8), "little")

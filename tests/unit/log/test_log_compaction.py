@@ -300,8 +300,9 @@ def test_record_without_key_stays(bench: Bench) -> None:
 
 @pytest.mark.parametrize("memory_bytes", [1, 200, 1_000])
 def test_more_keys_than_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
-    """Keys that do not fit are compared one part after another: with those taken together, and with earlier ones."""
+    """Keys that do not fit are compared one part after another, with all records."""
     monkeypatch.setattr(module, "KEY_MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(module, "CHUNK_KEY_BYTES", memory_bytes // 4)
     table = filled(bench)
     assert table.compact() is not None
     assert len(table.keys()) == 10
@@ -480,6 +481,8 @@ def test_any_history(bench: Bench, monkeypatch: pytest.MonkeyPatch, seed: int) -
     chance = random.Random(seed)
     if seed % 2:
         monkeypatch.setattr(module, "KEY_MEMORY_BYTES", 200)
+    if seed % 3:
+        monkeypatch.setattr(module, "CHUNK_RECORDS", seed)
     table = Table(bench, segment_bytes=chance.choice((400, 2_000, 20_000)), delete_retention_ms=DAY_MS)
     for _ in range(150):
         drawn(table, chance)
