@@ -25,6 +25,8 @@ _MASKS = np.array([2 ** (8 * size) - 1 for size in range(9)], np.uint64)
 KEY_BYTES = 40
 """Memory of one key in `NewerKeys` besides its bytes."""
 _LAST_HASH = 2**64 - 1
+_PLACE_BITS = np.uint64(2**26 - 1)
+"""Lower bits of a hash that are not used: 38 bits find few others among a million keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,9 +172,7 @@ class NewerKeys:
         all those that were taken before. If it `takes` them, older records are compared with these, too.
         """
         keys = Keys.of(columns)
-        hashes = keys.hashes(self._seed)
-        order = np.argsort(hashes, kind="stable")
-        hashes = hashes[order]
+        hashes, order = _in_order(keys.hashes(self._seed))
         turn = slice(
             int(np.searchsorted(hashes, np.uint64(self._first))),
             int(np.searchsorted(hashes, np.uint64(self._last), "right")),
@@ -202,6 +202,17 @@ class NewerKeys:
                 return  # Less than one hash cannot be taken at a time.
             self._last = middle - 1
             self._layers = [part for each in self._layers if len((part := each.below(middle)).hashes)]
+
+
+def _in_order(hashes: _Words) -> tuple[_Words, Int64s]:
+    """Return the upper bits of hashes, in ascending order, and their places; the earlier of two equal ones first.
+
+    Several times faster than `argsort`: the places are sorted with them, in their lower bits.
+    """
+    places = np.arange(len(hashes), dtype=np.uint64)
+    assert len(hashes) <= int(_PLACE_BITS) + 1, "a batch has fewer records"
+    together = np.sort((hashes & ~_PLACE_BITS) | places)
+    return together & ~_PLACE_BITS, (together & _PLACE_BITS).astype(np.int64)
 
 
 def _have_later(hashes: _Words, keys: Keys) -> _Bools:
