@@ -241,7 +241,11 @@ class BrokerSettings(ServiceSettings):
         300_000
     )
     compaction_interval_ms: Annotated[
-        int, Field(ge=10, description="Milliseconds between two checks of which logs to compact.")
+        int,
+        Field(
+            ge=10,
+            description="Milliseconds between two checks of which logs to compact; compacted ones are checked at once.",
+        ),
     ] = 15_000
     scrub_interval_ms: Annotated[
         int,

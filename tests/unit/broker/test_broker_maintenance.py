@@ -7,8 +7,10 @@ import dataclasses
 import errno
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from headrace.client.mirror.copying import end_tasks
 from headrace.log import CorruptLogError
 from headrace.log.checkpoint import CheckpointFile
 from headrace.log.errors import StorageBusyError
@@ -27,7 +29,7 @@ from headrace.wire.ids import Offset
 from headrace_broker.core.messages import FollowerFetched, StateSeen
 from headrace_broker.core.replica_fetch import FetchAnswer
 from headrace_broker.core.roles import Role
-from headrace_broker.runtime import log_start, producer_state
+from headrace_broker.runtime import log_start, maintenance, producer_state
 from headrace_broker.runtime.maintenance import (
     CHECKPOINTS_A_ROUND,
     _believed_ms,
@@ -341,6 +343,35 @@ async def test_a_refused_start_of_an_epoch_is_tried_again(partition: Partition) 
             await asyncio.sleep(0.01)
     assert len(refusals) <= 1
     assert partition.replica.leader_epoch == 1
+
+
+@pytest.mark.parametrize(("takes_ms", "order"), [(0, "abaaa"), (1_000, "abab")])
+async def test_a_log_that_is_due_again_is_compacted_at_once(
+    monkeypatch: pytest.MonkeyPatch, takes_ms: int, order: str
+) -> None:
+    """Not an interval later; and others are not kept waiting for longer than that."""
+    found, done, clock = list[str](), asyncio.Event(), ManualClock()
+    logs: dict[str, Any] = {name: SimpleNamespace(config=SimpleNamespace(compacts=True), name=name) for name in "ab"}
+
+    async def compact_one(each: Any, _: int | None) -> bool:
+        found.append(each.name)
+        clock.advance(takes_ms)
+        if len(found) == len(order):
+            done.set()
+        return each.name == "a" and len(found) < 5
+
+    monkeypatch.setattr(maintenance, "compact_partition", compact_one)
+    context: Any = SimpleNamespace(
+        clock=clock,
+        settings=SimpleNamespace(compaction_interval_ms=10),
+        clock_doubt=lambda: "",
+        now_ms=lambda: 0,
+    )
+    manager: Any = SimpleNamespace(partitions=list(logs.values()))
+    task = asyncio.create_task(maintenance.compact(manager, context))
+    await done.wait()
+    await end_tasks([task])
+    assert "".join(found[: len(order)]) == order
 
 
 async def test_a_clock_in_doubt_deletes_and_forgets_nothing(partition: Partition) -> None:

@@ -223,18 +223,26 @@ async def _retain_partition(partition: Partition, now_ms: int | None) -> Offset 
 
 
 async def compact(replica_manager: ReplicaManager, context: PartitionContext) -> None:
-    """Compact logs one after another, those that are due every compaction_interval_ms, until cancelled."""
+    """Compact logs one after another until cancelled: those that are due every compaction_interval_ms, and until the
+    next time those that have become due again meanwhile.
+    """
+    clock, interval_ms = context.clock, context.settings.compaction_interval_ms
+    next_ms = clock.monotonic_ms() + interval_ms
     while True:
-        await asyncio.sleep(context.settings.compaction_interval_ms / 1000)
-        for partition in [each for each in replica_manager.partitions if each.config.compacts]:
-            await compact_partition(partition, _believed_ms(context))
+        await asyncio.sleep(max(0, next_ms - clock.monotonic_ms()) / 1000)
+        next_ms = clock.monotonic_ms() + interval_ms
+        partitions = [each for each in replica_manager.partitions if each.config.compacts]
+        while partitions:
+            partitions = [each for each in partitions if await compact_partition(each, _believed_ms(context))]
+            if clock.monotonic_ms() >= next_ms:
+                break  # Others may be due, too.
 
 
-async def compact_partition(partition: Partition, now_ms: int | None) -> None:
-    """Compact the log of one replica if that is due, in a thread, while it serves."""
+async def compact_partition(partition: Partition, now_ms: int | None) -> bool:
+    """Compact the log of one replica if that is due, in a thread, while it serves; return whether it was."""
     partition_log, replica, metrics = _log_at_work(partition), partition.replica, partition.context.metrics
     if partition_log is None or now_ms is None:
-        return
+        return False
     compaction, high_watermark, producers = partition_log.compaction, int(replica.high_watermark), replica.producers
     if partition.table is not None:
         partition.table.expire(now_ms)  # Before their records go: the clock may be put back.
@@ -242,19 +250,20 @@ async def compact_partition(partition: Partition, now_ms: int | None) -> None:
         high_watermark = min(high_watermark, partition.table.state.end_offset)
     try:
         if not await partition.in_thread(lambda: compaction.is_due(now_ms, high_watermark)):
-            return
+            return False
         kept = Kept(producers.retried_batches(now_ms), producers.retry_window_ms, _copied_up_to(partition))
         report = await partition.in_thread(lambda: compaction.compact(now_ms, high_watermark, kept))
     except HeadraceError as error:
         if _log_at_work(partition) is partition_log:
             partition.fail_unless_refused(error)
-        return
+        return False
     if report is not None:
         metrics.compactions.inc()
         metrics.compacted_bytes.inc(report.size_bytes)
         metrics.compaction_written_bytes.inc(report.written_bytes)
         metrics.compaction_removed_records.inc(report.removed_records)
         log.info("log_compacted", topic=partition.topic, partition=partition.number, **report._asdict())
+    return report is not None
 
 
 def _copied_up_to(partition: Partition) -> int:
