@@ -58,7 +58,7 @@ def grab(address: str, _count: int, pipe: Connection) -> None:
 
 
 def grab_what_is_left(address: str, count: int, pipe: Connection) -> None:
-    """Produce as much as possible by the processor time that nobody else wants: what is noticed is the broker's."""
+    """Produce as much as possible by processor time that is idle otherwise: what is noticed is the broker's."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     grab(address, count, pipe)
 
@@ -109,7 +109,7 @@ class Measured:
         waits: dict[str, list[float]] = {}
         for _ in range(self.rounds):
             alone = self.neighbour.work(self.seconds)
-            waits.setdefault("nobody", []).append(alone["p99_ms"])
+            waits.setdefault("alone", []).append(alone["p99_ms"])
             yield {"case": "alone", "neighbour": alone}
             for case, work, address in (
                 ("a busy core", burn, ""),
@@ -124,7 +124,7 @@ class Measured:
         for greedy in ("a greedy user", "a greedy user of what is left"):
             ratios = {
                 f"of_{case.replace(' ', '_')}": round(median[greedy] / median[case], 2)
-                for case in ("nobody", "a busy core", "a greedy user of another broker")
+                for case in ("alone", "a busy core", "a greedy user of another broker")
             }
             yield {"case": f"p99 next to {greedy}, ratio of the medians", **ratios}
         self.admin.put_quota("greedy", produce_bytes_per_second=QUOTA_BYTES)
