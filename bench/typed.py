@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from math import comb
@@ -25,7 +26,8 @@ import pyarrow as pa
 import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from bench.peers.measure import PYTHON, output_of
+from bench.children import guarded
+from bench.peers.measure import PROGRAM_SECONDS, PYTHON
 from bench.peers.servers import FLUSS_SERVER, needs, needs_all
 from bench.processor import processor_seconds
 
@@ -174,7 +176,8 @@ def measure_fluss(table: pa.Table, rounds: int) -> None:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
         arguments = map(str, (running.ports["fluss"], path, rounds))
-        print(output_of([str(PYTHON), "-m", "bench.peers.clients.fluss_table", *arguments]), end="", flush=True)
+        command = guarded([str(PYTHON), "-m", "bench.peers.clients.fluss_table", *arguments])
+        subprocess.run(command, timeout=PROGRAM_SECONDS, check=True)  # Its lines are printed as they are measured.
 
 
 if __name__ == "__main__":
