@@ -33,6 +33,10 @@ class SqlResult:
         config = {"temp_directory": self._directory, **({"memory_limit": memory_limit} if memory_limit else {})}
         try:
             self._connection = duckdb.connect(config=config)
+            if not memory_limit:
+                _leave_memory(self._connection)
+            # Which DuckDB prints to the standard output, where the result may be, also if that is no terminal.
+            self._connection.execute("set enable_progress_bar = false")
             self._connection.execute("set timezone = 'UTC'")
             self._relation = self._prepared(query, start, end, settings)
         except duckdb.Error as error:
@@ -56,9 +60,12 @@ class SqlResult:
             reader, name, quoted = source.reader(), f"headrace_{number}", '"' + topic.replace('"', '""') + '"'
             self._sources.append(reader)
             self._connection.register(name, reader)
-            if parts.tables[topic] > 1:  # The stream can be read once: DuckDB keeps the rows, on disk if they are many.
-                self._connection.execute(f"create temp table {name}_rows as from {name}")
-                name = f"{name}_rows"
+            if parts.tables[topic] > 1:
+                # The stream can be read once. DuckDB keeps the rows in a file: it moves no temporary table to the disk
+                # before it is complete.
+                self._connection.execute(f"attach if not exists '{self._directory}/kept' as headrace_kept")
+                self._connection.execute(f"create table headrace_kept.{name} as from {name}")
+                name = f"headrace_kept.{name}"
             self._connection.execute(f"create temp view {quoted} as {source.view(name)}")
             views[quoted] = source
         try:
@@ -225,6 +232,16 @@ def topics_of(query: str) -> list[str]:
 
     with _duckdb().connect() as connection:
         return list(query_parts(connection, query).tables)
+
+
+def _leave_memory(connection: Any) -> None:
+    """Set DuckDB's limit to half of the memory, or of what the control group allows, from 80 %, its default.
+
+    The rest is for this process, for what readers fetch ahead and for what DuckDB does not count.
+    """
+    ((limit,),) = connection.execute("select current_setting('memory_limit')").fetchall()
+    number, unit = limit.split()
+    connection.execute(f"set memory_limit = '{float(number) * 5 / 8:.1f} {unit}'")
 
 
 def _rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
