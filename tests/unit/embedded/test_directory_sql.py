@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 
 import headrace
@@ -114,3 +115,11 @@ def test_queries_read_what_they_name(log):
         assert list(result) == [("clicks", 0), ("clicks", 1)]
     with pytest.raises(headrace.InvalidRequestError, match="valu"):
         count(log, "select valu from clicks")
+
+
+def test_a_topic_that_is_named_twice_is_kept_wherever_temporary_files_are(log, monkeypatch, tmp_path):
+    """Its rows are in a file, whose path is part of a statement."""
+    fill(log, "clicks", 10)
+    (tmp_path / "it's").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "it's"))
+    assert count(log, "select count(*) from clicks as a, clicks as b where a.value = b.value") == 10

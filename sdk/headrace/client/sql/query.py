@@ -63,7 +63,8 @@ class SqlResult:
             if parts.tables[topic] > 1:
                 # The stream can be read once. DuckDB keeps the rows in a file: it moves no temporary table to the disk
                 # before it is complete.
-                self._connection.execute(f"attach if not exists '{self._directory}/kept' as headrace_kept")
+                kept = f"{self._directory}/kept".replace("'", "''")
+                self._connection.execute(f"attach if not exists '{kept}' as headrace_kept")
                 self._connection.execute(f"create table headrace_kept.{name} as from {name}")
                 name = f"headrace_kept.{name}"
             self._connection.execute(f"create temp view {quoted} as {source.view(name)}")
