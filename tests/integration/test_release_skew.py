@@ -88,28 +88,6 @@ def test_a_broker_without_typed_topics_holds_none(skewed: Replicated, of_release
     assert {log.broker_id: log.log_end_offset for log in skewed.admin.describe_logs("typed")} == {1: 1, 2: 0}
 
 
-def test_a_broker_without_compaction_holds_no_compacted_topic(
-    skewed: Replicated, of_release: Callable[..., None]
-) -> None:
-    """None is created and no topic becomes one while one is registered; as a follower it gets no records of one."""
-    compact: dict[str, str] = {"cleanup_policy": "compact"}
-    skewed.create("compacted", [[1, 2]], **compact, min_insync_replicas=1)
-    skewed.create("plain", [[1, 2]], min_insync_replicas=1)
-    of_release(skewed.broker(2), RELEASE, lacks="compact.1")
-    lacks = rf"broker 2, of release {RELEASE}, lacks compact\.1"
-    with pytest.raises(UnsupportedVersionError, match=lacks):
-        skewed.admin.create_topic("compacted-late", partitions=1, replication_factor=1, config=compact)
-    with pytest.raises(UnsupportedVersionError, match=lacks):
-        skewed.admin.alter_config("plain", compact)
-    skewed.admin.alter_config("compacted", {"min_dirty_percent": "50"})
-    with headrace.Producer(bootstrap_servers=skewed.servers) as producer:
-        for topic in ("compacted", "plain"):
-            assert producer.send(topic, b"v", key=b"k").result(20).offset == 0
-    skewed.wait_for("compacted", lambda it: it.in_sync_replicas == (1,), "broker 2 not in sync")
-    assert {log.broker_id: log.log_end_offset for log in skewed.admin.describe_logs("compacted")} == {1: 1, 2: 0}
-    skewed.wait_in_sync("plain")
-
-
 @pytest.mark.parametrize("part", ["broker-2", "coordinator-b"])
 def test_a_process_two_minor_releases_apart_does_not_start(
     skewed: Replicated, of_release: Callable[..., None], part: str

@@ -18,7 +18,6 @@ from headrace.placement.policy import PLACEMENT_VALUES, RACK, PlacementPolicy, p
 from headrace.v1 import cluster_pb2
 from headrace.wire.compression import Codec
 from headrace.wire.errors import InvalidConfigError
-from headrace.wire.releases import COMPACTED_NEEDS, TYPED_NEEDS
 from headrace.wire.suggestions import nearest_name
 from headrace.wire.typed.topic_columns import COMPATIBILITY_MODES, evolved, parse_columns
 
@@ -325,11 +324,6 @@ class TopicConfig:
     def compacts(self) -> bool:
         """Whether only the newest record of each key is kept."""
         return "compact" in self.cleanup_policy
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Capabilities that brokers need to hold a replica of the topic."""
-        return (TYPED_NEEDS if self.columns else ()) + (COMPACTED_NEEDS if self.compacts else ())
 
     @property
     def is_table(self) -> bool:

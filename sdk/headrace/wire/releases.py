@@ -16,7 +16,7 @@ from headrace.wire.errors import UnsupportedVersionError
 
 RELEASE = __version__
 """Release of this code; every distribution of the repository has the same."""
-CAPABILITIES = ("batches.1", "groups.1", "replication.1", "typed.1", "compact.1")
+CAPABILITIES = ("batches.1", "groups.1", "replication.1", "typed.1")
 """Capabilities of this release."""
 CLIENT_NEEDS = ("batches.1",)
 """Needed by clients and servers from each other: the format of a record batch."""
@@ -26,8 +26,6 @@ REPLICA_NEEDS = ("replication.1",)
 """Needed by followers and leaders from each other: chained batches."""
 TYPED_NEEDS = ("typed.1",)
 """Needed by leaders from the followers of typed topics, and from every broker when one is created: batches of rows."""
-COMPACTED_NEEDS = ("compact.1",)
-"""Needed as these by compacted topics: batches with explicit offsets, and deletions that a follower may have missed."""
 
 _RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.[0-9]")
 _UPGRADE = "Upgrade the older one, one minor release at a time."

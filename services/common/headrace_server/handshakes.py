@@ -30,7 +30,7 @@ def check_handshake(who: str, said: handshake_pb2.Handshake, needs: Collection[s
 
 def check_brokers(view: ClusterView, needs: Collection[str]) -> None:
     """Check that every registered broker has some capabilities; raise as `check_peer`."""
-    for broker_id, found in sorted(view.brokers.items()) if needs else ():
+    for broker_id, found in sorted(view.brokers.items()):
         check_peer(f"broker {broker_id}", found.live.version, found.live.capabilities, needs)
 
 

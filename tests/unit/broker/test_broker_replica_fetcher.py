@@ -161,9 +161,7 @@ def test_a_stream_that_has_ended_takes_no_fetch_in() -> None:
     """H6, H17: what a follower sent before it came again is behind what it has sent since."""
     found: list[object] = []
     context = SimpleNamespace(clock=ManualClock())
-    stream = FollowerFetchSession(
-        Replica(2, 7), found.append, lambda _: True, lambda *_: None, cast(Any, context), lambda _: None
-    )
+    stream = FollowerFetchSession(Replica(2, 7), found.append, lambda _: True, lambda *_: None, cast(Any, context))
     stream.close()
     request = replication_pb2.ReplicaFetchRequest()
     request.topics.add(topic_id=TOPIC_ID).partitions.add(partition=0)

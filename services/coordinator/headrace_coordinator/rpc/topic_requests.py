@@ -7,9 +7,9 @@ the caller's deadline. Used by `cluster_service`; belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from headrace.partition.topic_configs import describe_topic_config, parse_topic_config
+from headrace.partition.topic_configs import describe_topic_config
 from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     HeadraceError,
@@ -18,12 +18,12 @@ from headrace.wire.errors import (
     TimedOutError,
     TopicAlreadyExistsError,
 )
+from headrace.wire.releases import TYPED_NEEDS
 from headrace_server.handshakes import check_brokers
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.identity.topic_access import is_shown, require_topic, resolve_topic
-from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.rpc import let_others_run
 
@@ -169,22 +169,18 @@ class TopicRequests:
             await self._store.check_reachable(deadline)
             if request.validate_only:
                 message, revision = (await self._store.find(request.topic, deadline)).message, 0
-                self._altered(message, changes, unset)
+                altered_configs(message, changes, unset, self._store.candidates())
             else:
                 message, revision = await self._store.configure(
-                    request.topic, lambda topic: self._altered(topic, changes, unset), deadline
+                    request.topic,
+                    lambda topic: altered_configs(topic, changes, unset, self._store.candidates()),
+                    deadline,
                 )
             answer.result.name, answer.result.topic_id = message.name, message.topic_id
             await self._answers.see(revision, deadline)
         except HeadraceError as error:
             self._answers.put_error(answer.result, error)
         return answer
-
-    def _altered(self, topic: metadata_pb2.Topic, changes: Mapping[str, str], unset: Sequence[str]) -> dict[str, str]:
-        configs = altered_configs(topic, changes, unset, self._store.candidates())
-        before, after = parse_topic_config(topic.configs).needs, parse_topic_config(configs).needs
-        check_brokers(self._view, [need for need in after if need not in before])
-        return configs
 
     def describe_configs(self, request: cluster_pb2.DescribeConfigsRequest) -> cluster_pb2.DescribeConfigsResponse:
         """Return all settings of each topic, from the view."""
@@ -219,7 +215,8 @@ class TopicRequests:
                 topic = check_new_topic(_spec(new), self._defaults, len(candidates))
                 asked += topic.partitions
                 self._check_room(asked)
-                check_brokers(self._view, parse_topic_config(topic.configs).needs)
+                if "columns" in topic.configs:
+                    check_brokers(self._view, TYPED_NEEDS)
                 if new.name in self._view.topics:
                     raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
                 placement = place_new_topic(topic, candidates)
