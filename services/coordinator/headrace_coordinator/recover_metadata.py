@@ -193,10 +193,11 @@ async def _read_backup(
     """Read the old generation. A topic of which no disk has a log gets another id.
 
     It was deleted after the backup, or all of its disks are lost. Its offsets begin again, and positions among the
-    records that it had are none among the new ones.
+    records that it had are none among the new ones. So are those of groups in a single partition without a log.
     """
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
-    held = {key[0] for log_state in log_states for key in (*log_state.logs, *log_state.corrupt)}
+    partitions = {key for log_state in log_states for key in (*log_state.logs, *log_state.corrupt)}
+    held = {topic_id for topic_id, _ in partitions}
 
     def id_of(topic_id: bytes) -> bytes:
         return topic_id if topic_id in held else _next_id(topic_id, new.generation)
@@ -243,7 +244,7 @@ async def _read_backup(
         match old.parse(key_value.key):
             case GroupKey():
                 groups.append((renamed, encode_group(empty_group(decode_group(key_value.value), now_ms))))
-            case GroupOffsetKey(_, topic_id, _) if topic_id in held:
+            case GroupOffsetKey(_, topic_id, number) if (topic_id, number) in partitions:
                 groups.append((renamed, key_value.value))
     again = tuple(sorted(name for topic_id, name in names.items() if topic_id not in held))
     return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups), frozenset(deleted), again)
@@ -370,7 +371,7 @@ def _chunks(pairs: Sequence[tuple[str, bytes]]) -> Iterator[list[Put]]:
 def _report(identity: ClusterIdentity, backup: _Backup, plan: GenerationPlan, *, applied: bool) -> Iterator[str]:
     yield from plan.notes
     for name in backup.begun_again:
-        yield f"topic {name}: no disk has a log of it, as after a deletion; it starts empty, under another id"
+        yield f"topic {name}: no disk has a log of it, as after a deletion; its offsets begin again, under another id"
     led = sum(bool(state.in_sync) for state in plan.states.values())
     yield (
         f"generation {identity.generation + 1} of cluster {identity.cluster}: {len(backup.names)} topics of the "

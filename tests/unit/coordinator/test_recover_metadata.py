@@ -226,7 +226,8 @@ async def test_a_topic_without_any_log_begins_again_under_another_id():
             for number in (1, 2, 3)
         ]
         lines = list(await recover_in(memory, "c", log_states, (), 1_000, apply=True))
-        assert "topic deleted: no disk has a log of it, as after a deletion; it starts empty, under another id" in lines
+        begun = "topic deleted: no disk has a log of it, as after a deletion; its offsets begin again, under another id"
+        assert begun in lines
         assert not any(line.startswith("topic kept") for line in lines)
         keys = (await read_or_create(memory, "c", "id")).keyspace
         found = await memory.get(keys.topic("deleted"))
@@ -246,6 +247,23 @@ async def test_a_topic_without_any_log_begins_again_under_another_id():
         kept = (await memory.get(keys.topic_by_id(TOPIC))).key_value
         assert metadata_pb2.Topic.FromString(kept.value).name == "kept"
     assert len({OTHER, *seen}) == 3
+
+
+async def test_offsets_of_a_partition_without_any_log_are_dropped():
+    """The topic stays, since a disk has another partition of it; this one begins again at 0."""
+    memory = MemoryMetastore()
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    topic = metadata_pb2.Topic(name="kept", topic_id=TOPIC, partitions=2).SerializeToString()
+    puts = [Put(keys.topic("kept"), topic), Put(keys.topic_by_id(TOPIC), topic)]
+    for number in (0, 1):
+        puts.append(Put(keys.partition(TOPIC, number), encode(BACKUP)))
+        puts.append(Put(keys.group_offset("g", TOPIC, number), b"offset"))
+    await memory.txn([], puts)
+    log_states = [("id", BrokerLogState(number, 1, b"s" * 16, b"", 1, {(TOPIC, 0): end(4, 9)})) for number in (1, 2, 3)]
+    assert await recover_in(memory, "c", log_states, (), 1_000, apply=True)
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    offsets = [(await memory.get(keys.group_offset("g", TOPIC, number))).key_value for number in (0, 1)]
+    assert [each is not None for each in offsets] == [True, False]
 
 
 async def test_users_stay_and_the_signing_keys_of_the_backup_go():
