@@ -16,7 +16,7 @@ from tests.deploy.matrix import OPEN
 from tests.kubernetes.conftest import Figure
 from tests.kubernetes.inside import CHART
 from tests.kubernetes.machines import Machines
-from tests.kubernetes.release import Release, run
+from tests.kubernetes.release import CommandError, Release, run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -62,16 +62,25 @@ def test_an_upgrade_keeps_secrets_and_restarts_nothing(release: Release) -> None
     assert pods <= {each["metadata"]["uid"] for each in release.objects("pods")}
 
 
+def test_the_service_has_the_schema_registry(release: Release) -> None:
+    """Over TLS, for those who may: a schema is registered, found, and not shown to a stranger."""
+    options = ("--registry", f"https://{_host(release)}:8081", *_administrator(release))
+    schema = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
+    register = ("headrace", "schema", "register", "orders-value", "/dev/stdin", "--type", "AVRO", *options)
+    release.kubectl("exec", "--stdin", f"deploy/{release.fullname}-coordinator", "--", *register, stdin=schema)
+    found = json.loads(release.headrace("schema", "get", "orders-value", "--output", "json", *options))
+    assert (found["version"], json.loads(found["schema"])) == (1, json.loads(schema))
+    with pytest.raises(CommandError, match="the call has no identity"):
+        release.headrace("schema", "list", *options[:-2])
+
+
 def test_the_token_of_a_service_account_is_a_proof(release: Release) -> None:
     """One value of the chart accepts the tokens of this Kubernetes, for the audience headrace alone."""
     issuer = json.loads(run("kubectl", "get", "--raw", "/.well-known/openid-configuration"))["issuer"]
     quotas = [{"user": "*", "changes": 500}]
     values = {"identity": {"kubernetesIssuer": issuer, "quotas": quotas}}
     release.helm("upgrade", "--reset-then-reuse-values", "--wait", TIMEOUT, values=values)
-    administer = (
-        *("--bootstrap-servers", _servers(release), "--security-protocol", "SSL"),
-        *("--ssl-cafile", "/etc/headrace-tls/ca.crt", "--api-key-file", "/etc/headrace-admin/api-key"),
-    )
+    administer = _administrator(release)
     described = json.loads(release.headrace("quota", "describe", "web", "--output", "json", *administer))
     assert (described["changes_per_minute"], described["quota_of"]["changes_per_minute"]) == (500, "*")
     release.headrace("topic", "create", "orders", *administer)
@@ -94,8 +103,20 @@ def _phase(release: Release) -> str:
     return str(pod["status"]["phase"])
 
 
+def _host(release: Release) -> str:
+    return f"{release.fullname}.{release.namespace}.svc.cluster.local"
+
+
 def _servers(release: Release) -> str:
-    return f"{release.fullname}.{release.namespace}.svc.cluster.local:7170"
+    return f"{_host(release)}:7170"
+
+
+def _administrator(release: Release) -> tuple[str, ...]:
+    """Return the options of a command in a coordinator's container."""
+    return (
+        *("--bootstrap-servers", _servers(release), "--security-protocol", "SSL"),
+        *("--ssl-cafile", "/etc/headrace-tls/ca.crt", "--api-key-file", "/etc/headrace-admin/api-key"),
+    )
 
 
 def _writer(release: Release) -> dict[str, Any]:
