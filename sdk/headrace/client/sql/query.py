@@ -211,7 +211,7 @@ def sql(
         query: the statement.
         start: where to start in each topic, as for `Reader`; by default the query's own bounds.
         end: where to end; by default the records visible now.
-        memory_limit: of DuckDB, such as `2GB`; more is spilled to a temporary directory. Empty: most of the memory.
+        memory_limit: of DuckDB, such as `2GB`; more is spilled to a temporary directory. Empty: half of the memory.
         settings: see `ReaderConfig`.
 
     Raises:
