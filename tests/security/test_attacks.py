@@ -57,6 +57,7 @@ BAD_NAMES = ("", ".", "..", "../../etc/passwd", "a\0b", "\u202eevil", "\x1b[2J",
 @contextmanager
 def bounded(witness: Witness, *, cpu_seconds: float, mib: int = 0) -> Iterator[None]:
     """Within: an attack; an honest client works before, during and after it, and the servers are the same."""
+    wait_until_all_are_accepted(witness)
     witness.work(5)
     processes = witness.processes()
     cpu = [sum(process.cpu_times()[:2]) for process in processes]
@@ -70,11 +71,20 @@ def bounded(witness: Witness, *, cpu_seconds: float, mib: int = 0) -> Iterator[N
         assert process.memory_info().rss - rss < (mib + SLACK_MIB) * MIB
 
 
+def wait_until_all_are_accepted(witness: Witness) -> None:
+    """After an attack new connections are drawn for seconds."""
+    deadline = time.monotonic() + 60
+    for listener in ("client", "coordinator"):
+        while not all(is_served(witness.address(listener), "127.0.0.1") for _ in range(16)):
+            assert time.monotonic() < deadline, f"the listener {listener} still draws"
+
+
 def is_healthy(witness: Witness) -> bool:
     for listener in ("client", "coordinator"):
         with grpc.insecure_channel(witness.address(listener)) as channel:
             request = health_pb2.HealthCheckRequest(service="readiness")
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
+            check = health_pb2_grpc.HealthStub(channel).Check
+            answer = check(request, timeout=60, wait_for_ready=True)  # New connections are drawn for seconds.
             if answer.status != health_pb2.HealthCheckResponse.SERVING:
                 return False
     return True

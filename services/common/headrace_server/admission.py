@@ -236,7 +236,8 @@ class Admission(grpc.GenericRpcHandler):
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
             is_read = True
-            self.wasted.note_served(peer)
+            if allowed.is_proven(served.row):
+                self.wasted.note_served(peer)
             if served.row.uses_quota:
                 allowed.charge(Use.REQUEST)
             try:

@@ -92,6 +92,16 @@ async def test_an_error_behind_an_unread_message_is_not_lost_with_the_connection
         await read(follower)
 
 
+async def test_a_follower_that_has_proven_who_it_is_counts_as_served():
+    """While many addresses waste connections, those of followers are accepted."""
+    async with leading() as leader:
+        follower, served = await leader.connected()
+        assert not leader.server._wasted._served
+        served.admit(1 << 20)
+        assert list(leader.server._wasted._served) == ["127.0.0.1"]
+        follower.abort()
+
+
 async def test_messages_go_both_ways_with_their_attachments():
     async with leading() as leader:
         follower, served = await leader.connected()

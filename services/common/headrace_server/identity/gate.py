@@ -228,6 +228,12 @@ class Access:
     def _posture(self) -> auth_pb2.Posture:
         return auth_pb2.POSTURE_REQUIRED if self._is_about_identity else self._gate.posture
 
+    def is_proven(self, row: Method) -> bool:
+        """Return whether the call shows that its caller is a client of the cluster: it needs an identity, and its
+        caller has one. In the posture `open` all have.
+        """
+        return row.needs_identity and (self.caller.is_known or self._gate.posture == auth_pb2.POSTURE_OPEN)
+
     def refuse_anonymous(self) -> None:
         """Refuse a call without an identity, as the posture wants.
 

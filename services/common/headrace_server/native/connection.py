@@ -250,7 +250,8 @@ class NativeConnection(FramedConnection):
             self._refuse(header.correlation, self._refused_method, error)
         else:
             (method, place, access), self._admitted = self._admitted, None
-            self._server.note_served(self)
+            if access.is_proven(method.row):
+                self._server.note_served(self)
             deadline = self._loop.time() + header.timeout_ms / 1000
             call = self._calls[header.correlation] = NativeCall(self, method, frame, place, access, deadline)
             self.idle_since = None

@@ -220,6 +220,11 @@ class ServedStream(MessageStream):
         if self._serving is not None:
             self._serving.cancel()
 
+    def admit(self, max_message_bytes: int) -> None:
+        """See `MessageStream`."""
+        super().admit(max_message_bytes)
+        self._server.note_served(self)
+
     async def answered(self) -> None:
         """See `FramedConnection`."""
         if self._serving is not None:
