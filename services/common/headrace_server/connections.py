@@ -24,6 +24,8 @@ RANDOM_WORD = 0xFFFFF038
 """Offset of a random number (SKF_AD_OFF + SKF_AD_RANDOM)."""
 WORD = 0xFFFFFFFF
 GRPCS, OURS = 0, 1
+CALLERS_BYTES = 19_456
+"""Of a filter in the kernel: net.core.optmem_max (20,480 before Linux 6.8) without 1 KiB for the rest of it."""
 DECOY_BACKLOG = 8
 
 Instruction = tuple[int, int, int, int]
@@ -71,6 +73,11 @@ class Filter:
     """Of the connections of others, one of this number, at random."""
 
 
+def bytes_of(caller_name: str) -> int:
+    """Return how much of a filter in the kernel a caller takes at most: there a load becomes 64 bytes, others 16."""
+    return 176 if ":" in caller_name else 32
+
+
 class Diversion:
     """Listening sockets to which the kernel diverts connections that are not to be accepted; they are reset.
 
@@ -84,7 +91,7 @@ class Diversion:
         self._decoys: list[socket.socket] = []
 
     def keep_out(self, wanted: Filter) -> None:
-        """Replace the filter. Not thread-safe.
+        """Replace the filter; after a failure call it again, the listener may be filtered in part. Not thread-safe.
 
         Raises:
             OSError: If the system is not Linux, or there are no free descriptors.
@@ -93,10 +100,14 @@ class Diversion:
             for decoy in self._decoys:
                 _attach(decoy, wanted)
             return
-        for listener, peer in sockets(self._port):
-            if peer is None:
-                _attach(listener, wanted)
-                self._decoys.append(_listen_beside(listener))
+        try:
+            for listener, peer in sockets(self._port):
+                if peer is None:
+                    _attach(listener, wanted)
+                    self._decoys.append(_listen_beside(listener))
+        except OSError:
+            self.close()  # Else the next call would take those that are there for all.
+            raise
 
     def reset(self) -> None:
         """Reset the diverted connections, so that a client notices; of a flood the kernel has dropped most."""

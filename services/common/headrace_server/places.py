@@ -163,6 +163,16 @@ def caller(host: str) -> str:
     return str(address.ipv4_mapped or ip_network((int(address) >> 64 << 64, 64)))
 
 
+@lru_cache(MAX_RATED_PEERS)
+def has_address(caller: str) -> bool:
+    """Return whether a `caller` is an address or a site, and not the name of something else, or empty."""
+    try:
+        ip_network(caller)
+    except ValueError:
+        return False
+    return True
+
+
 def peer_host(peer: str) -> str:
     """Return the `caller` of a gRPC peer such as `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`."""
     return caller(unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]"))

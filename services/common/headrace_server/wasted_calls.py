@@ -21,8 +21,8 @@ from collections.abc import Iterable
 
 import structlog
 
-from headrace_server.connections import Diversion, Filter, end
-from headrace_server.places import Rates, peer_host
+from headrace_server.connections import CALLERS_BYTES, Diversion, Filter, bytes_of, end
+from headrace_server.places import Rates, has_address, peer_host
 
 log = structlog.get_logger(__name__)
 
@@ -37,9 +37,9 @@ MAX_PRICE = 256.0
 CALLS_OF_CONNECTION = 10
 """Tolerance per connection: a correct client at the same address may have a few calls whose deadlines passed."""
 MAX_SHUT_OUT = 200
-"""Maximum number of blocked callers: the kernel accepts a filter program of 20 kB (net.core.optmem_max)."""
+"""Maximum number of blocked callers, which have to fit into the filter."""
 MAX_SERVED = 200
-"""Maximum number of callers whose connections are always accepted, in the same program."""
+"""Maximum number of callers whose connections are always accepted; as many as the blocked ones leave room for."""
 MAX_COUNTED_CONNECTIONS = 10_000
 PASS_SECONDS = 0.1
 
@@ -79,61 +79,105 @@ class WastedCalls:
         return caller in self._shut_out
 
     def note_served(self, caller: str) -> None:
-        """Take note of a call that is served."""
+        """Take note of a call that is served to a client of the cluster, not to any stranger."""
+        if not has_address(caller):
+            return
         self._served.pop(caller, None)
         self._served[caller] = None
         if len(self._served) > MAX_SERVED:
             del self._served[next(iter(self._served))]
 
     def count(self, peer: str, *, of_connection: bool) -> None:
-        """Count a call of a gRPC peer that ended unread; not `of_connection` if it lacked only an admission slot."""
+        """Count a call of a gRPC peer that ended unread; not `of_connection` if it lacked only an admission slot.
+
+        A peer without an IP address is not counted: no filter can name it.
+        """
         caller = peer_host(peer)
+        if not has_address(caller):
+            return
         self._served.pop(caller, None)
         if caller not in self._shut_out:  # Else one caller would limit all others.
-            self._counted += 1
-            self._rates.charge("", "all", 1)
+            self._count_of_all()
         self._rates.charge(caller, "calls", round(self._price))
         if not self._port:
             return
         debt_seconds = self._rates.debt_seconds(caller, "calls")
-        if debt_seconds > CALLS_AT_ONCE / CALLS_PER_SECOND and len(self._shut_out) < MAX_SHUT_OUT:
-            if caller not in self._shut_out:
-                log.warning("caller_blocked", peer=caller, reason="too many wasted calls or refused connections")
+        if debt_seconds > CALLS_AT_ONCE / CALLS_PER_SECOND and caller not in self._shut_out:
+            self._block(caller)
+        self._begin_keeping()
+        if of_connection and (caller in self._shut_out or self._price > 1):
+            self._count_of_connection((caller, int(peer.rpartition(":")[2])))
+
+    def count_evicted(self) -> None:
+        """Count a connection that ended for another caller's: it is the waste of no caller, but of all."""
+        self._count_of_all()
+        if self._port:
+            self._begin_keeping()
+
+    def _count_of_all(self) -> None:
+        self._counted += 1
+        self._rates.charge("", "all", 1)
+
+    def _block(self, caller: str) -> None:
+        """Block a caller if there is room in the filter."""
+        has_room = sum(map(bytes_of, self._shut_out)) + bytes_of(caller) <= CALLERS_BYTES
+        if len(self._shut_out) < MAX_SHUT_OUT and has_room:
+            log.warning("caller_blocked", peer=caller, reason="too many wasted calls or refused connections")
             self._shut_out[caller] = None
+
+    def _begin_keeping(self) -> None:
         is_over = self._rates.debt_seconds("", "all") > ALL_AT_ONCE / ALL_PER_SECOND
         if self._keeping is None and (self._shut_out or is_over):
             self._counted = 0
             self._keeping = asyncio.create_task(self._keep_out(Diversion(self._port)))
-        if of_connection and (caller in self._shut_out or self._price > 1):
-            self._count_of_connection((caller, int(peer.rpartition(":")[2])))
 
     def _count_of_connection(self, connection: tuple[str, int]) -> None:
         if len(self._of_connections) >= MAX_COUNTED_CONNECTIONS:
             self._of_connections.clear()
         self._of_connections[connection] += 1
-        if self._of_connections[connection] == CALLS_OF_CONNECTION:
+        if self._of_connections[connection] >= CALLS_OF_CONNECTION:
+            del self._of_connections[connection]  # A later connection may have the same port.
             self._ending.add(connection)
+
+    def _wanted(self) -> Filter:
+        """Return the filter of blocked callers, and of those that were served last if the price is raised."""
+        served: list[str] = []
+        if self._price > 1:
+            room = CALLERS_BYTES - sum(map(bytes_of, self._shut_out))
+            for caller in reversed(self._served):
+                room -= bytes_of(caller)
+                if room < 0:
+                    break
+                served.append(caller)
+        return Filter(tuple(self._shut_out), tuple(sorted(served)), round(self._price))
 
     async def _keep_out(self, diversion: Diversion) -> None:
         """Update the filter and close connections periodically until no caller is blocked and the price is 1."""
         loop = asyncio.get_running_loop()
-        kept, told, passed_at = Filter(), Filter(), loop.time()
+        kept: Filter | None = Filter()
+        told: Filter | None = None
+        passed_at = loop.time()
         try:
             while self._shut_out or self._price > 1 or self._rates.debt_seconds("", "all") > 0:
                 ending, self._ending = self._ending, set()
-                served = sorted(self._served) if self._price > 1 else ()
-                wanted = Filter(tuple(self._shut_out), tuple(served), round(self._price))
+                wanted = self._wanted()
                 try:
                     if ending:
                         await asyncio.to_thread(end, self._port, ending)
                     ending = set()
                     if wanted != kept:
+                        kept = None  # It may fail in part.
                         await asyncio.to_thread(diversion.keep_out, wanted)
                         kept = wanted
                 except OSError as error:  # For example out of file descriptors; the next pass retries.
                     self._ending |= ending
-                    if wanted.callers != told.callers:
-                        log.warning("callers_not_blocked", peers=wanted.callers, cause=str(error))
+                    if wanted != told:
+                        log.warning(
+                            "callers_not_blocked",
+                            peers=wanted.callers,
+                            accepted_one_of=wanted.one_of,
+                            cause=str(error),
+                        )
                         told = wanted
                 await asyncio.sleep(PASS_SECONDS)
                 diversion.reset()

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import sys
 
 import grpc
 import pytest
-from headrace.v1 import broker_pb2, broker_pb2_grpc
-from headrace_server import wasted_calls
-from headrace_server.connections import Diversion, Filter
+from headrace.v1 import auth_pb2, broker_pb2, broker_pb2_grpc
+from headrace_server import connections, wasted_calls
+from headrace_server.connections import LOAD_BYTE, LOAD_WORD, Diversion, Filter, program_of
 from headrace_server.places import PlaceLimits, Rates
 from headrace_server.rpc import RpcLimits, RpcServer, unary
+from headrace_server.wasted_calls import CALLS_OF_CONNECTION, WastedCalls
 from prometheus_client import CollectorRegistry, Counter
+from structlog.testing import capture_logs
 
-from tests.fakes.open_gate import open_gate
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.open_gate import gate_over, open_gate
+from tests.fakes.written_keys import WrittenKeys
 from tests.security.http2 import Stranger, calls, is_served
 
 LIST_OFFSETS = "/headrace.v1.BrokerService/ListOffsets"
@@ -39,9 +44,10 @@ class Broker(broker_pb2_grpc.BrokerServiceServicer):
 class Served:
     """A server whose wasted calls are paid for by this clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, posture=auth_pb2.POSTURE_OPEN) -> None:
         self.now = 0.0
-        self.server = RpcServer(RpcLimits(places=PlaceLimits(clients=(64, 8))), gate=open_gate())
+        gate = gate_over(WrittenKeys(), ManualClock(), posture)
+        self.server = RpcServer(RpcLimits(places=PlaceLimits(clients=(64, 8))), gate=gate)
         self.server.add(broker_pb2_grpc.add_BrokerServiceServicer_to_server, Broker(), "headrace.v1.BrokerService")
         self.wasted = self.server._admission.wasted
         self.wasted._rates = Rates(lambda: self.now, calls=PER_SECOND, all=ALL_PER_SECOND)
@@ -100,8 +106,12 @@ async def test_who_wastes_calls_is_shut_out_until_they_are_paid_and_nobody_else_
         await asyncio.to_thread(waster.wait_until_closed)
         assert await asyncio.to_thread(honest.wait_until_read)
         await until(is_served, served.address, NEIGHBOUR)
-        served.now += 60
-        await until(is_served, served.address, WASTER)
+
+        def is_served_later():
+            served.now += 60  # Each time, because calls that were under way may be counted only now.
+            return is_served(served.address, WASTER)
+
+        await until(is_served_later)
 
 
 @pytest.mark.parametrize(
@@ -219,3 +229,133 @@ async def test_callers_that_together_waste_too_many_calls_open_few_connections(s
     served.now += 1_000
     for each in new:
         await until(is_served, served.address, each)
+
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+
+@pytest.mark.parametrize(
+    ("posture", "method", "noted"),
+    [
+        (auth_pb2.POSTURE_OPEN, LIST_OFFSETS, ["127.0.0.1"]),
+        (auth_pb2.POSTURE_OPEN, HEALTH_CHECK, []),
+        (auth_pb2.POSTURE_OBSERVE, LIST_OFFSETS, []),
+    ],
+)
+async def test_calls_of_callers_without_an_identity_are_not_noted(posture, method, noted):
+    """They would push honest callers out of the list; where no caller needs an identity, methods that would count."""
+    served = Served(posture)
+    address = await served.server.start("127.0.0.1:0")
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            await channel.unary_unary(method)(b"", timeout=30)
+        assert list(served.wasted._served) == noted
+    finally:
+        await served.server.stop(0)
+
+
+def test_a_connection_is_ended_each_time_that_it_wastes_too_many_calls():
+    """A later connection from the same port, or the same one if it was not found the first time."""
+    wasted = WastedCalls()
+    for _ in range(2):
+        for _ in range(CALLS_OF_CONNECTION):
+            assert not wasted._ending
+            wasted._count_of_connection((WASTER, 5000))
+        assert wasted._ending == {(WASTER, 5000)}
+        wasted._ending.clear()
+
+
+@pytest.mark.parametrize("peer", ["ipv4::0", "unix:", "ipv4:broker-1:1"])
+async def test_who_has_no_address_is_neither_charged_nor_blocked_nor_accepted(served, peer):
+    """A filter cannot name it: the task that sets filters would end, and no caller would be blocked."""
+    caller = wasted_calls.peer_host(peer)
+    served.wasted.note_served(caller)
+    for _ in range(100):
+        served.wasted.count(peer, of_connection=False)
+    assert (served.wasted_by(caller), served.wasted.is_shut_out(caller)) == (0, False)
+    assert not served.wasted._served
+
+
+def bytes_in_kernel(program):
+    """The most that a program takes as eBPF, where a load is eight instructions and others at most two."""
+    return sum(8 * (8 if code in (LOAD_BYTE, LOAD_WORD) else 2) for code, *_ in program) + 256
+
+
+@pytest.mark.parametrize("family", ["10.0.{}.1", "2001:db8:0:{:x}::/64"])
+@pytest.mark.parametrize("blocked", [10, 1_000])
+def test_a_filter_fits_into_the_kernel(family, blocked):
+    """Of 20,480 bytes blocked callers take what they need, and those that were served last the rest."""
+    wasted = WastedCalls()
+    wasted._price = 2.0
+    for at in range(blocked):
+        wasted._block(family.format(at % 250))
+    for at in range(1_000, 2_000):
+        wasted.note_served(f"2001:db8:1:{at:x}::/64")
+    wanted = wasted._wanted()
+    assert bytes_in_kernel(program_of(wanted)) <= 20_480
+    assert len(wanted.callers) == min(blocked, 110 if ":" in family else 200)
+    assert all(wasted.is_shut_out(each) for each in wanted.callers)
+    room = 19_456 - sum(176 if ":" in each else 32 for each in wanted.callers)
+    assert wanted.served == tuple(sorted(list(wasted._served)[::-1][: room // 176]))
+
+
+async def test_a_filter_that_cannot_be_set_is_logged(served, monkeypatch):
+    """Also if it names no blocked caller, and each other one that is wanted later; then it is tried again."""
+    monkeypatch.setattr(wasted_calls, "PASS_SECONDS", 0.0)
+    wasted, tried, loop = served.wasted, asyncio.Queue(), asyncio.get_running_loop()
+
+    def keep_out(_, wanted):
+        loop.call_soon_threadsafe(tried.put_nowait, wanted)
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    async def tried_twice(price):
+        """A try of the filter has been logged when the next one is made."""
+        async with asyncio.timeout(20):
+            for _ in range(2):
+                while (await tried.get()).one_of != price:
+                    pass
+
+    monkeypatch.setattr(Diversion, "keep_out", keep_out)
+    monkeypatch.setattr(wasted, "_set_price", lambda _: None)
+    wasted._price = 7.0
+    with capture_logs() as logs:
+        wasted._rates.charge("", "all", 10_000)
+        wasted.count(f"ipv4:{WASTER}:1", of_connection=False)
+        await tried_twice(7)
+        wasted._price = 8.0
+        await tried_twice(8)
+    noted = [each for each in logs if each["event"] == "callers_not_blocked"]
+    assert [(each["peers"], each["accepted_one_of"]) for each in noted] == [((), 7), ((), 8)]
+
+
+async def test_all_addresses_of_a_listener_are_filtered_after_a_failure(monkeypatch):
+    """If the second diversion could not be opened, the first one alone would look like all of them."""
+    server = RpcServer(gate=open_gate())
+    port = int((await server.start("127.0.0.1:0")).rpartition(":")[2])
+    sockets, listen_beside, opened = connections.sockets, connections._listen_beside, []
+
+    def twice(port):
+        listener = next(found.dup() for found, peer in sockets(port) if peer is None)
+        with listener:
+            yield listener, None
+            yield listener, None
+
+    def fail_second(listener):
+        opened.append(listen_beside(listener))
+        if len(opened) == 2:
+            opened[-1].close()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened[-1]
+
+    monkeypatch.setattr(connections, "sockets", twice)
+    monkeypatch.setattr(connections, "_listen_beside", fail_second)
+    diversion = Diversion(port)
+    try:
+        with pytest.raises(OSError, match="Too many"):
+            diversion.keep_out(Filter((WASTER,)))
+        assert opened[0].fileno() == -1
+        diversion.keep_out(Filter((WASTER,)))
+        assert len(opened) == 4
+    finally:
+        diversion.close()
+        await server.stop(0)
