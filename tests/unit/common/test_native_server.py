@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -954,3 +955,38 @@ async def test_an_address_whose_connections_end_without_a_greeting_is_kept_out(m
         for _ in range(30):
             await (await bench.open("127.0.0.6")).close()
         await bench.until(lambda: bench.server._wasted.is_shut_out("127.0.0.6"))
+
+
+async def test_an_address_whose_connections_are_reset_before_they_are_accepted_is_kept_out(monkeypatch):
+    """Such a socket does not say whose it was, but its acceptance did."""
+    monkeypatch.setattr(wasted_calls, "CALLS_AT_ONCE", 20)
+    async with serving() as bench:
+        for _ in range(30):
+            with socket.create_connection((bench.host, bench.port), SECONDS, ("127.0.0.7", 0)) as reset:
+                reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
+        await bench.until(lambda: bench.server._wasted.is_shut_out("127.0.0.7"))
+
+
+async def test_a_connection_that_ends_for_one_of_another_address_is_not_its_clients_waste():
+    """It is waste of all, which limits floods from many addresses; for one of its own address it is its client's."""
+    async with serving(max_connections=3) as bench:
+        charged = bench.server._wasted._rates._paid_at
+        for address in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
+            await bench.open(address)
+            await bench.until(lambda known=address: known in bench.server._hosts)
+        await bench.open("127.0.0.5")
+        assert await bench.clients[0].ended()
+        assert list(charged) == [("", "all")]
+        await bench.open("127.0.0.5")
+        assert await bench.clients[3].ended()
+        assert set(charged) == {("", "all"), ("127.0.0.5", "calls")}
+
+
+@pytest.mark.parametrize(("posture", "noted"), [(auth_pb2.POSTURE_OPEN, ["127.0.0.1"]), (auth_pb2.POSTURE_OBSERVE, [])])
+async def test_requests_of_callers_without_an_identity_are_not_noted(posture, noted):
+    """Unless no caller needs one: they would push honest callers out of the list of those that were served."""
+    async with serving(gate=gate_over(WrittenKeys(), ManualClock(), posture)) as bench:
+        client = await bench.connect()
+        client.ask()
+        assert (await client.receive())[0].kind == Kind.ANSWER
+        assert list(bench.server._wasted._served) == noted

@@ -95,14 +95,18 @@ class FramedConnection(asyncio.BufferedProtocol):
         """Announce the end of the connection."""
         raise NotImplementedError
 
+    def set_address(self, host: str, port: int) -> None:
+        """Set the address of the other side."""
+        self.host, self.name = caller(host), peer_name(host, port)
+
     # --- asyncio's side ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self._transport = cast("asyncio.Transport", transport)
-        address = transport.get_extra_info("peername") or ("", 0)
-        self.host = caller(address[0])
-        self.name = peer_name(address[0], address[1])
+        address = transport.get_extra_info("peername")
+        if address is not None:  # Else the other side has reset the connection.
+            self.set_address(address[0], address[1])
         self._names = _names_of(transport.get_extra_info("peercert"))
         self._outgoing = OutgoingQueue(self._transport, self._owner.executor, self._owner.count_sent)
         self._outgoing.begin()

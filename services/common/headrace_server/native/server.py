@@ -166,29 +166,33 @@ class NativeServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, (peer_host, peer_port, *_) = await loop.sock_accept(listener)
+                accepted, (host, port, *_) = await loop.sock_accept(listener)
             except OSError as error:  # For example out of file descriptors; the client falls back to gRPC.
                 log.warning("native_not_accepted", cause=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             context = None if make_context is None else make_context()
-            task = loop.create_task(self._connect(accepted, context, peer_name(peer_host, peer_port)))
+            task = loop.create_task(self._connect(accepted, context, host, port))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
             await asyncio.sleep(0)  # `sock_accept` does not, while connections wait: others would for all of them.
             if len(self._handshakes) >= MAX_HANDSHAKES:
                 await asyncio.wait(self._handshakes, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _connect(self, accepted: socket.socket, context: ssl.SSLContext | None, peer: str) -> None:
+    async def _connect(self, accepted: socket.socket, context: ssl.SSLContext | None, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         timeout = None if context is None else HANDSHAKE_SECONDS
+
+        def connect() -> FramedConnection:
+            connection = self._connect_to(self)
+            connection.set_address(host, port)  # A socket that was reset before it was accepted has none.
+            return connection
+
         try:
-            await loop.connect_accepted_socket(
-                lambda: self._connect_to(self), accepted, ssl=context, ssl_handshake_timeout=timeout
-            )
+            await loop.connect_accepted_socket(connect, accepted, ssl=context, ssl_handshake_timeout=timeout)
         except OSError as error:  # of TLS, too
-            self.count_broken(peer)
+            self.count_broken(peer_name(host, port))
             log.info("native_handshake_failed", cause=str(error))
 
     async def _look(self) -> None:
@@ -212,9 +216,10 @@ class NativeServer:
         own = self._hosts.get(connection.host, {})
         share = share_of(self._max_connections, len(self._hosts) + (not own))
         if len(own) >= share:
-            has_room = self._end_idle(own)
+            has_room = self._end_idle(own, connection)
         else:
-            has_room = len(self._connections) < self._max_connections or self._end_idle(self._connections)
+            is_full = len(self._connections) >= self._max_connections
+            has_room = not is_full or self._end_idle(self._connections, connection)
         if has_room:
             self._connections[connection] = None
             self._hosts.setdefault(connection.host, {})[connection] = None
@@ -227,11 +232,14 @@ class NativeServer:
         if connection in self._connections:
             if connection.is_unfinished:
                 self._wasted.count(connection.name, of_connection=False)
-            del self._connections[connection]
-            own = self._hosts[connection.host]
-            del own[connection]
-            if not own:
-                del self._hosts[connection.host]
+            self._forget(connection)
+
+    def _forget(self, connection: FramedConnection) -> None:
+        del self._connections[connection]
+        own = self._hosts[connection.host]
+        del own[connection]
+        if not own:
+            del self._hosts[connection.host]
 
     def note_served(self, connection: FramedConnection) -> None:
         """Take note of a request that is admitted."""
@@ -250,13 +258,19 @@ class NativeServer:
         """See `Owner`."""
         self._metrics.sent_bytes.inc(size_bytes)
 
-    def _end_idle(self, among: Iterable[FramedConnection]) -> bool:
-        """Close the connection that has been without a request for longest; False: all have one."""
+    def _end_idle(self, among: Iterable[FramedConnection], new: FramedConnection) -> bool:
+        """Close the connection that has been without a request for longest; False: all have one. If it is unfinished,
+        it is its client's waste only where the new connection is of the same address.
+        """
         idle = [each for each in among if each.idle_since is not None]
         if not idle:
             return False
         longest = min(idle, key=lambda each: each.idle_since or 0.0)
-        self.leave(longest)
+        if longest.is_unfinished and longest.host != new.host:
+            self._wasted.count_evicted()
+            self._forget(longest)
+        else:
+            self.leave(longest)
         longest.say_goodbye()
         longest.close()
         return True
