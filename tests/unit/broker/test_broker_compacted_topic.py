@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from headrace.log.log_compaction import LogCompaction
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.encoding import CompactedRange, column_parts, encode_batch, join_column
 from headrace.wire.errors import InvalidRequestError
@@ -68,3 +69,30 @@ async def test_a_partition_is_compacted_and_counted(tmp_path: Path) -> None:
         (header,) = partition.open_log.reader.headers(0)
         assert (header.is_compacted, header.record_count, header.end_offset) == (True, 1, 4)
         assert partition.context.metrics.compaction_removed_records._value.get() == 3
+
+
+@pytest.mark.parametrize("altered", ["before", "meanwhile"])
+async def test_a_topic_that_is_compacted_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, altered: str) -> None:
+    """Once its policy is to delete, no record is replaced by a newer one, also if a compaction was about to begin."""
+    async with leading_partition(tmp_path) as partition:
+        partition.config = COMPACT
+        await partition.update_log_settings()
+        keyed = encode_batch([b"1", b"2"], [b"k", b"k"], base_timestamp_ms=AT_MS)
+        assert partition.appender.append_now([keyed], -1, committed=True) is not None
+        partition.on_flushed(partition.flush_blocking())
+        partition.open_log._writer.roll()
+
+        looked = list[bool]()
+
+        def is_due(*_: int) -> bool:
+            looked.append(True)
+            partition.config = TopicConfig()
+            return True
+
+        monkeypatch.setattr(LogCompaction, "is_due", is_due)
+        if altered == "before":
+            partition.config = TopicConfig()
+        assert not await compact_partition(partition, partition.context.now_ms())
+        assert len(looked) == (altered == "meanwhile")
+        (header,) = partition.open_log.reader.headers(0)
+        assert header.record_count == 2

@@ -238,9 +238,13 @@ async def compact(replica_manager: ReplicaManager, context: PartitionContext) ->
                 break  # Others may be due, too.
 
 
+def _log_to_compact(partition: Partition) -> PartitionLog | None:
+    return _log_at_work(partition) if partition.config.compacts else None
+
+
 async def compact_partition(partition: Partition, now_ms: int | None) -> bool:
     """Compact the log of one replica if that is due, in a thread, while it serves; return whether it was."""
-    partition_log, replica, metrics = _log_at_work(partition), partition.replica, partition.context.metrics
+    partition_log, replica, metrics = _log_to_compact(partition), partition.replica, partition.context.metrics
     if partition_log is None or now_ms is None:
         return False
     compaction, high_watermark, producers = partition_log.compaction, int(replica.high_watermark), replica.producers
@@ -251,6 +255,8 @@ async def compact_partition(partition: Partition, now_ms: int | None) -> bool:
     try:
         if not await partition.in_thread(lambda: compaction.is_due(now_ms, high_watermark)):
             return False
+        if _log_to_compact(partition) is None:
+            return False  # The topic was altered meanwhile.
         kept = Kept(producers.retried_batches(now_ms), producers.retry_window_ms, _copied_up_to(partition))
         report = await partition.in_thread(lambda: compaction.compact(now_ms, high_watermark, kept))
     except HeadraceError as error:
