@@ -445,7 +445,7 @@ class LogCompaction:
         for (columns, _, _), rows in zip(self._batches(part.segment, chunk), masks, strict=True):
             if columns is not None and columns.key_column is not None and columns.record_count:
                 valid.append(columns.key_column.valid())
-                keys.append(columns.key_column.take(valid[-1]))
+                keys.append(columns.key_column.take(valid[-1]).copied())  # The values are freed.
                 compared.append(rows)
         replaced, position = newer.replaced(keys, takes=takes), 0
         for rows, are_valid in zip(compared, valid, strict=True):

@@ -53,6 +53,11 @@ class BinaryColumn:
         validity = None if self.validity is None else np.packbits(self.valid()[kept], bitorder="little")
         return BinaryColumn(offsets, data.data, validity)
 
+    def copied(self) -> "BinaryColumn":
+        """Return the same entries in memory of their own, without that of the payload."""
+        validity = None if self.validity is None else self.validity.copy()
+        return BinaryColumn(self.offsets.copy(), memoryview(bytes(self.data)), validity)
+
     def valid(self) -> npt.NDArray[np.bool_]:
         """Return which entries are not null."""
         count = len(self.offsets) - 1

@@ -6,15 +6,18 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from headrace.log import LogSettings
 from headrace.log import log_compaction as module
+from headrace.log.compacted_writer import Mask
+from headrace.log.newer_keys import NewerKeys
 from headrace.log.segment import SegmentName, replaced_segments, segment_names
 from headrace.log.timestamps import TimestampKind
 from headrace.wire.batch import NONE_REMOVED, iter_batches, read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.compression import Codec
-from headrace.wire.decoded import Columns
+from headrace.wire.decoded import BinaryColumn, Columns
 from headrace.wire.errors import StorageFullError
 from headrace.wire.table_keys import expiry_headers, table_key
 
@@ -307,6 +310,36 @@ def test_more_keys_than_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch, me
     assert table.compact() is not None
     assert len(table.keys()) == 10
     table.check()
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_values_are_not_kept_with_the_keys(bench: Bench, monkeypatch: pytest.MonkeyPatch, nulls: bool) -> None:
+    """The keys of many batches are looked up together; their payloads are not in memory together."""
+    kept, replaced = list[int](), NewerKeys.replaced
+
+    def measured(newer: NewerKeys, columns: Sequence[BinaryColumn], *, takes: bool) -> Mask:
+        kept.append(sum(_memory(each.offsets) + _memory(each.data) + _memory(each.validity) for each in columns))
+        return replaced(newer, columns, takes=takes)
+
+    monkeypatch.setattr(NewerKeys, "replaced", measured)
+    table = Table(bench, segment_bytes=1 << 20)
+    for number in range(50):
+        table.put([(b"%d" % number, bytes(2_000)), (None if nulls else b"x", bytes(2_000))])
+    table.roll()
+    assert table.compact() is not None
+    assert kept
+    assert max(kept) < 5_000
+
+
+def _memory(view: object) -> int:
+    """Return the bytes that stay in memory because of this."""
+    while not isinstance(view, bytes):
+        if view is None:
+            return 0
+        if isinstance(view, np.ndarray) and view.base is None:
+            return view.nbytes
+        view = view.base if isinstance(view, np.ndarray) else view.obj if isinstance(view, memoryview) else bytes(view)
+    return len(view)
 
 
 def test_range_without_records(bench: Bench) -> None:
