@@ -16,10 +16,14 @@ _Words = npt.NDArray[np.uint64]
 _Bools = npt.NDArray[np.bool_]
 
 _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
-_SHIFT = np.uint64(29)
+_HALF = np.uint64(32)
+_LOWER = np.uint64(2**32 - 1)
 _GATHERED_BYTES = 4 << 20
 """Bytes of keys that are hashed or compared at once."""
-_COPIED_KEYS = 1 << 16
+_COPIED_BYTES = 1 << 18
+"""Bytes of keys that are copied at once, with 24 bytes of memory for each."""
+_ROUNDS = 8
+"""Keys with one hash are compared as often with each other; of more, each is looked up in a set."""
 _MASKS = np.array([2 ** (8 * size) - 1 for size in range(9)], np.uint64)
 """By number of bytes: a word of which only these are left."""
 KEY_BYTES = 40
@@ -60,24 +64,29 @@ class Keys:
         ends = np.cumsum(self.sizes)
         starts = ends - self.sizes
         data = np.zeros(int(self.sizes.sum()) + 8, np.uint8)
-        for first in range(0, len(starts), _COPIED_KEYS):
-            rows = slice(first, first + _COPIED_KEYS)
-            begin, end = int(starts[first]), int(ends[rows][-1])
-            data[begin:end] = self.data[
-                np.arange(begin, end) + np.repeat(self.starts[rows] - starts[rows], self.sizes[rows])
-            ]
+        for begin in range(0, len(data) - 8, _COPIED_BYTES):
+            end = min(begin + _COPIED_BYTES, len(data) - 8)
+            rows = slice(int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(starts, end)))
+            counts = np.minimum(ends[rows], end) - np.maximum(starts[rows], begin)
+            data[begin:end] = self.data[np.arange(begin, end) + np.repeat(self.starts[rows] - starts[rows], counts)]
         return Keys(data, starts, self.sizes)
 
     def hashes(self, seed: int) -> _Words:
-        """Return a hash of each key."""
+        """Return a hash of each key: without the seed, no two keys are known to have one (NH, of UMAC)."""
         hashes = (self.sizes.astype(np.uint64) ^ np.uint64(seed)) * _MIX
         for rows, words in self._rows_of_words():
             mixed = hashes[rows]
-            for place in range(words.shape[1]):
-                mixed = (mixed ^ words[:, place]) * _MIX
-                mixed ^= mixed >> _SHIFT
-            hashes[rows] = mixed * _MIX
+            for place, secret in enumerate(_secrets(seed, words.shape[1])):
+                word = words[:, place] + secret
+                mixed += (word & _LOWER) * (word >> _HALF)
+            hashes[rows] = (mixed ^ (mixed >> _HALF)) * _MIX
         return hashes
+
+    def each(self) -> Iterator[bytes]:
+        """Yield the keys as bytes."""
+        data = self.data.data
+        for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
+            yield bytes(data[start : start + size])
 
     def equal(self, others: "Keys") -> _Bools:
         """Return which keys are the same as the other ones at the same places."""
@@ -125,11 +134,18 @@ class _Layer:
         found = np.zeros(len(hashes), np.bool_)
         places = np.searchsorted(self.hashes, hashes)
         rows = np.flatnonzero(places < len(self.hashes))
-        while len(rows := rows[self.hashes[places[rows]] == hashes[rows]]):
+        for _ in range(_ROUNDS):
+            if not len(rows):
+                break
+            rows = rows[self.hashes[places[rows]] == hashes[rows]]
             found[rows] = keys.take(rows).equal(self.keys.take(places[rows]))
             rows = rows[~found[rows]]  # Another key with this hash: the next one may be the same.
             places[rows] += 1
             rows = rows[places[rows] < len(self.hashes)]
+        if len(rows):
+            wanted = set(keys.take(rows).each())
+            here = wanted.intersection(self.keys.take(np.flatnonzero(np.isin(self.hashes, hashes[rows]))).each())
+            found[rows] = [key in here for key in keys.take(rows).each()]
         return found
 
     def joined(self, other: "_Layer") -> "_Layer":
@@ -199,7 +215,7 @@ class NewerKeys:
             hashes = self._layers[0].hashes
             middle = int(hashes[len(hashes) // 2])
             if middle == int(hashes[0]):
-                return  # Less than one hash cannot be taken at a time.
+                return  # Less than one hash cannot be taken at a time: its keys may need more memory than this.
             self._last = middle - 1
             self._layers = [part for each in self._layers if len((part := each.below(middle)).hashes)]
 
@@ -219,11 +235,26 @@ def _have_later(hashes: _Words, keys: Keys) -> _Bools:
     """Return which of these keys, in ascending order of their `hashes`, are there once more further back."""
     found = np.zeros(len(hashes), np.bool_)
     rows = np.flatnonzero(hashes[1:] == hashes[:-1])
-    distance = 1
-    while len(rows):
+    for distance in range(1, _ROUNDS + 1):
+        if not len(rows):
+            break
         found[rows] = keys.take(rows).equal(keys.take(rows + distance))
         rows = rows[~found[rows]]  # Several keys with this hash.
-        distance += 1
-        rows = rows[rows + distance < len(hashes)]
-        rows = rows[hashes[rows] == hashes[rows + distance]]
+        rows = rows[rows + distance + 1 < len(hashes)]
+        rows = rows[hashes[rows] == hashes[rows + distance + 1]]
+    if len(rows):
+        later = set[bytes]()
+        places = np.flatnonzero(np.isin(hashes, hashes[rows]))[::-1]
+        for place, key in zip(places.tolist(), keys.take(places).each(), strict=True):
+            found[place] = key in later
+            later.add(key)
     return found
+
+
+def _secrets(seed: int, count: int) -> _Words:
+    """Return as many words, which nothing but the seed gives away (SplitMix64)."""
+    words = np.arange(1, count + 1, dtype=np.uint64) * _MIX + np.uint64(seed)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    secrets: _Words = words ^ (words >> np.uint64(31))
+    return secrets

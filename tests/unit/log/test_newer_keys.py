@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
 from headrace.log import newer_keys
-from headrace.log.newer_keys import NewerKeys
+from headrace.log.newer_keys import Keys, NewerKeys
 from headrace.wire.decoded import BinaryColumn
 from headrace.wire.encoding import join_column
 
@@ -43,7 +45,7 @@ def test_replaced_records(monkeypatch: pytest.MonkeyPatch, seed: int, mix: np.ui
     """
     monkeypatch.setattr(newer_keys, "_MIX", mix)
     monkeypatch.setattr(newer_keys, "_GATHERED_BYTES", 64)
-    monkeypatch.setattr(newer_keys, "_COPIED_KEYS", 3)
+    monkeypatch.setattr(newer_keys, "_COPIED_BYTES", 3)
     chance = random.Random(seed)
     chunks, taken = [drawn(chance, chance.choice((0, 1, 50, 100))) for _ in range(6)], chance.randrange(7)
     seen, expected = set[bytes](), []
@@ -74,3 +76,44 @@ def test_no_keys() -> None:
     """Nothing is found in nothing."""
     assert replaced([[], [b"a"]], 1, 1, 1000)[0] == [[], [False]]
     assert NewerKeys(1, 1000).replaced([], takes=True).tolist() == []
+
+
+@pytest.mark.parametrize("memory_bytes", [1_000, 1 << 20])
+def test_many_keys_with_one_hash(monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
+    """They are compared in a few rounds, and not one by one: what a producer chooses does not hold up compaction."""
+    monkeypatch.setattr(newer_keys, "_MIX", np.uint64(0))
+    rounds, equal = 0, Keys.equal
+
+    def counted(mine: Keys, others: Keys) -> newer_keys._Bools:
+        nonlocal rounds
+        rounds += 1
+        return equal(mine, others)
+
+    monkeypatch.setattr(Keys, "equal", counted)
+    keys = [b"%d" % number for number in range(2_000)]
+    found, turns = replaced([[*keys, *keys], [b"old", *keys[:1_000]], keys], 2, 1, memory_bytes)
+    assert found == [[True] * 2_000 + [False] * 2_000, [False] + [True] * 1_000, [True] * 2_000]
+    assert turns == 1, "less than one hash cannot be taken at a time"
+    assert rounds <= 50
+
+
+def test_no_keys_have_one_hash_for_every_seed() -> None:
+    """Bits that cancel out in two words, as those of a hash that multiplies and shifts, do not do so here."""
+    pairs = [bytes(16), np.array([1 << 63, 1 << 63 | 1 << 34], np.uint64).tobytes()]
+    keys = [b"".join(chosen) for chosen in product(pairs, repeat=11)]
+    for seed in range(5):
+        assert len(np.unique(Keys.of([column(keys)]).hashes(seed) >> np.uint64(26))) > 2_000
+
+
+@pytest.mark.parametrize("size", [10, 1_000, 8_000_000])
+def test_memory_of_a_copy(size: int) -> None:
+    """A copy of keys needs little more than their bytes, however long they are."""
+    keys = Keys.of([column([bytes(size)] * (8_000_000 // size))])
+    tracemalloc.start()
+    try:
+        copy = keys.copied()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(copy.data) == 8_000_008
+    assert peak <= 16_000_000 + 24 * len(copy.starts)
