@@ -42,7 +42,11 @@ async def answer(mirrors: AsyncMirrors, key: str, question: SourceQuestion, sett
 async def _answered(question: SourceQuestion, settings: dict[str, Any]) -> SourceAnswer:
     ends: dict[str, dict[int, CommonEnd]] = {}
     async with Side(question.settings.source) as source, Side(settings) as target:
-        for topic in question.topics:
+        names = dict.fromkeys(question.topics)
+        if question.is_all:
+            others = await source.admin.list_topics()
+            names.update(dict.fromkeys(name for name in others if question.settings.has_topic(name)))
+        for topic in names:
             if question.is_compared:
                 ends[topic] = await _compare(topic, source, target)
             else:

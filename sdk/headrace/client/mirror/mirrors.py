@@ -43,6 +43,7 @@ from headrace.wire.errors import (
     TimedOutError,
     UnknownTopicError,
 )
+from headrace.wire.ids import TopicPartition
 from headrace.wire.topic_names import MIRRORS_TABLE
 
 CATCH_UP_SECONDS = 60.0
@@ -161,7 +162,7 @@ class Mirrors:
         described = self.describe(name)
         chosen = _chosen(described, topics)
         if wait:
-            self._wait_copied(name, chosen, timeout)
+            self._wait_copied(described, None if topics is None else chosen, timeout)
             described = self.describe(name)
             chosen = _chosen(described, topics)
         now_ms = str(time.time_ns() // 1_000_000)
@@ -202,16 +203,26 @@ class Mirrors:
         except UnknownTopicError:
             return None
 
-    def _wait_copied(self, name: str, topics: Sequence[MirroredTopic], timeout: float) -> None:
-        """Wait until the copies end where the source does now."""
+    def _wait_copied(
+        self, described: MirrorDescription, chosen: Sequence[MirroredTopic] | None, timeout: float
+    ) -> None:
+        """Wait until the copies end where the source does now; `None` means all topics, also new ones of the source."""
         deadline = time.monotonic() + timeout
-        copied = tuple(topic.name for topic in topics if not topic.is_promoted and not topic.problem)
-        settings = self.describe(name).settings
-        wanted = self._ask(SourceQuestion(name, settings, copied, is_compared=False), timeout) if copied else {}
+        name, is_all = described.name, chosen is None
+        left = {topic.name for topic in described.topics if topic.is_promoted or topic.problem}
+        known = {topic.name for topic in described.topics}
+        topics = described.topics if chosen is None else chosen
+        copied = tuple(topic.name for topic in topics if topic.name not in left)
+        if described.promoted_ms or not (copied or is_all):
+            return
+        question = SourceQuestion(name, described.settings, copied, is_compared=False, is_all=is_all)
+        wanted = {topic: ends for topic, ends in self._ask(question, timeout).items() if topic not in left}
         while wanted:
             topic_name, ends = next(iter(wanted.items()))
-            here = self.admin.list_offsets(topic_name, "latest")
-            behind = [tp for tp, at in here.items() if tp.partition in ends and at.offset < ends[tp.partition].there]
+            if topic_name not in known:  # It is created before it is in the table, and promoted from there.
+                known = {topic.name for topic in self.describe(name).topics}
+            here = self._ends(topic_name) if topic_name in known else {}
+            behind = [TopicPartition(topic_name, at) for at, end in ends.items() if here.get(at, -1) < end.there]
             if not behind:
                 del wanted[topic_name]
                 continue
@@ -222,6 +233,13 @@ class Mirrors:
                     action=f"See headrace mirror status {name}. Promote without waiting to lose what is not copied.",
                 )
             self._connections.run_step(Pause(_LOOK_SECONDS))
+
+    def _ends(self, topic: str) -> dict[int, int]:
+        """Return where the partitions of a topic end here; none if it does not exist yet."""
+        try:
+            return {tp.partition: at.offset for tp, at in self.admin.list_offsets(topic, "latest").items()}
+        except UnknownTopicError:
+            return {}
 
     def fail_back(
         self, name: str, settings: MirrorSettings, topics: Sequence[str], *, discard: bool = False

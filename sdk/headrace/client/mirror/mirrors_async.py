@@ -42,6 +42,7 @@ from headrace.wire.errors import (
     TimedOutError,
     UnknownTopicError,
 )
+from headrace.wire.ids import TopicPartition
 from headrace.wire.topic_names import MIRRORS_TABLE
 
 CATCH_UP_SECONDS = 60.0
@@ -160,7 +161,7 @@ class AsyncMirrors:
         described = await self.describe(name)
         chosen = _chosen(described, topics)
         if wait:
-            await self._wait_copied(name, chosen, timeout)
+            await self._wait_copied(described, None if topics is None else chosen, timeout)
             described = await self.describe(name)
             chosen = _chosen(described, topics)
         now_ms = str(time.time_ns() // 1_000_000)
@@ -201,16 +202,26 @@ class AsyncMirrors:
         except UnknownTopicError:
             return None
 
-    async def _wait_copied(self, name: str, topics: Sequence[MirroredTopic], timeout: float) -> None:
-        """Wait until the copies end where the source does now."""
+    async def _wait_copied(
+        self, described: MirrorDescription, chosen: Sequence[MirroredTopic] | None, timeout: float
+    ) -> None:
+        """Wait until the copies end where the source does now; `None` means all topics, also new ones of the source."""
         deadline = time.monotonic() + timeout
-        copied = tuple(topic.name for topic in topics if not topic.is_promoted and not topic.problem)
-        settings = (await self.describe(name)).settings
-        wanted = await self._ask(SourceQuestion(name, settings, copied, is_compared=False), timeout) if copied else {}
+        name, is_all = described.name, chosen is None
+        left = {topic.name for topic in described.topics if topic.is_promoted or topic.problem}
+        known = {topic.name for topic in described.topics}
+        topics = described.topics if chosen is None else chosen
+        copied = tuple(topic.name for topic in topics if topic.name not in left)
+        if described.promoted_ms or not (copied or is_all):
+            return
+        question = SourceQuestion(name, described.settings, copied, is_compared=False, is_all=is_all)
+        wanted = {topic: ends for topic, ends in (await self._ask(question, timeout)).items() if topic not in left}
         while wanted:
             topic_name, ends = next(iter(wanted.items()))
-            here = await self.admin.list_offsets(topic_name, "latest")
-            behind = [tp for tp, at in here.items() if tp.partition in ends and at.offset < ends[tp.partition].there]
+            if topic_name not in known:  # It is created before it is in the table, and promoted from there.
+                known = {topic.name for topic in (await self.describe(name)).topics}
+            here = await self._ends(topic_name) if topic_name in known else {}
+            behind = [TopicPartition(topic_name, at) for at, end in ends.items() if here.get(at, -1) < end.there]
             if not behind:
                 del wanted[topic_name]
                 continue
@@ -221,6 +232,13 @@ class AsyncMirrors:
                     action=f"See headrace mirror status {name}. Promote without waiting to lose what is not copied.",
                 )
             await self._connections.run_step(Pause(_LOOK_SECONDS))
+
+    async def _ends(self, topic: str) -> dict[int, int]:
+        """Return where the partitions of a topic end here; none if it does not exist yet."""
+        try:
+            return {tp.partition: at.offset for tp, at in (await self.admin.list_offsets(topic, "latest")).items()}
+        except UnknownTopicError:
+            return {}
 
     async def fail_back(
         self, name: str, settings: MirrorSettings, topics: Sequence[str], *, discard: bool = False

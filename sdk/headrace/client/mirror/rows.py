@@ -171,10 +171,12 @@ class SourceQuestion:
     topics: tuple[str, ...]
     is_compared: bool
     """Whether the answer has how far the logs are equal; else it has only their ends at the source."""
+    is_all: bool = False
+    """Whether the answer also has all other topics of the source that the mirror copies."""
 
     def to_text(self) -> str:
         """Return it as stored."""
-        return json.dumps([self.settings.to_text(), self.topics, self.is_compared])
+        return json.dumps([self.settings.to_text(), self.topics, self.is_compared, self.is_all])
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +293,9 @@ def open_questions(rows: Mapping[str, Mapping[str, str]]) -> dict[str, SourceQue
     for key, columns in rows.items():
         kind, _, rest = key.partition("/")
         if kind == "question" and "asked" in columns and "answer" not in columns:
-            settings, topics, is_compared = json.loads(columns["asked"])
+            settings, topics, is_compared, is_all = json.loads(columns["asked"])
             found[key] = SourceQuestion(
-                rest.rpartition("/")[0], MirrorSettings.from_text(settings), tuple(topics), is_compared
+                rest.rpartition("/")[0], MirrorSettings.from_text(settings), tuple(topics), is_compared, is_all
             )
     return found
 

@@ -1,0 +1,186 @@
+"""Questions of operators about a source, and the answers of workers, through a table that is a dictionary."""
+
+import asyncio
+import functools
+import time
+from types import SimpleNamespace
+
+import pytest
+from headrace.client.mirror import answers, mirrors_async
+from headrace.client.mirror.mirrors_async import AsyncMirrors
+from headrace.client.mirror.rows import CommonEnd, MirrorSettings, SourceAnswer, SourceQuestion, open_questions
+from headrace.client.table.row_writes import checked_ttl_ms
+from headrace.wire.errors import UnknownTopicError
+from headrace.wire.ids import TopicPartition
+
+SETTINGS = MirrorSettings({"bootstrap_servers": "west:7181"}, topics=("orders*",))
+
+
+class Row(dict):
+    """Row of the table with its key."""
+
+    def __init__(self, key, columns):
+        super().__init__(columns)
+        self.key = key.encode()
+
+
+class FakeTable:
+    """Table of mirrors."""
+
+    def __init__(self):
+        self.rows = {}
+
+    async def put(self, key, columns, *, ttl=None):
+        checked_ttl_ms(ttl)
+        self.rows.setdefault(key, {}).update(columns)
+
+    async def get(self, key):
+        return self.rows.get(key)
+
+    async def delete(self, key):
+        self.rows.pop(key, None)
+
+    async def scan(self, start=""):
+        for key, columns in sorted(self.rows.items()):
+            if key >= start:
+                yield Row(key, columns)
+
+
+class FakeAdmin:
+    """Cluster; `topics` has the ends of each topic's partitions."""
+
+    def __init__(self, topics):
+        self.topics = topics
+        self.promoted = {}
+        """Ends of each topic when producers were accepted."""
+
+    async def list_topics(self):
+        return list(self.topics)
+
+    async def describe_topic(self, name):
+        return SimpleNamespace(topic_id=name.encode())
+
+    async def list_offsets(self, topic, which):
+        if topic not in self.topics:
+            raise UnknownTopicError(f"no topic {topic}")
+        ends = self.topics[topic] if which == "latest" else [0] * len(self.topics[topic])
+        return {TopicPartition(topic, number): SimpleNamespace(offset=end) for number, end in enumerate(ends)}
+
+    async def describe_config(self, topic):
+        return {"mirror": SimpleNamespace(value="" if topic in self.promoted else "west")}
+
+    async def alter_config(self, topic, settings=None, unset=()):
+        if unset:
+            self.promoted[topic] = list(self.topics[topic])
+
+
+class Clock:
+    """Time that passes only while a client waits."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.time_ns = time.time_ns
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture(name="clock")
+def fixture_clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(mirrors_async, "time", clock)
+    return clock
+
+
+def mirrors_of(topics, clock, waited):
+    """Return a client of a cluster; `waited` is called, with it, each time that it waits."""
+    mirrors = AsyncMirrors(bootstrap_servers="east:7181")
+    mirrors.admin, mirrors._table = FakeAdmin(topics), FakeTable()
+
+    async def run_step(pause):
+        clock.now += pause.seconds
+        await waited(mirrors)
+
+    mirrors._connections = SimpleNamespace(run_step=run_step)
+    mirrors._table.rows["mirror/west"] = {"settings": SETTINGS.to_text()}
+    for topic in topics:
+        mirrors._table.rows[f"topic/west/{topic}"] = {"source_id": "01", "problem": ""}
+    return mirrors
+
+
+class FakeSide:
+    """Connections to one of the clusters."""
+
+    def __init__(self, clusters, settings):
+        """`clusters` has the topics of each by its address."""
+        self.admin = FakeAdmin(clusters[settings["bootstrap_servers"]])
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        pass
+
+
+def answered(mirrors, answer):
+    """Store the answer to each question, as a worker does."""
+    for key in open_questions(mirrors._table.rows):
+        mirrors._table.rows[key]["answer"] = answer.to_text()
+
+
+def ends(**topics):
+    """Return an answer with the ends of partitions at the source."""
+    return SourceAnswer(
+        {topic: {number: CommonEnd(-1, -1, end) for number, end in enumerate(ends)} for topic, ends in topics.items()}
+    )
+
+
+def test_a_planned_switch_waits_for_partitions_and_topics_that_the_mirror_lacks(clock):
+    """The source has got them in the last seconds: a partition, an empty one, and topics that no table has yet."""
+    here = {"orders": [5]}
+    steps = iter([[5, 0], [5, 3], [5, 3, 0]])
+
+    async def waited(mirrors):
+        answered(mirrors, ends(orders=[5, 3, 0], orders2=[4], orders3=[0]))
+        if clock.now > 1:
+            here["orders"] = next(steps, [5, 3, 0])
+        if clock.now > 3:
+            here["orders2"] = [min(4, int(clock.now))]
+            here["orders3"] = [0]
+        if clock.now > 6:
+            for topic in ("orders2", "orders3"):
+                mirrors._table.rows[f"topic/west/{topic}"] = {"source_id": "02", "problem": ""}
+
+    mirrors = mirrors_of(here, clock, waited)
+    promoted = asyncio.run(mirrors.promote("west", wait=True))
+    assert [topic.name for topic in promoted] == ["orders", "orders2", "orders3"]
+    assert mirrors.admin.promoted == {"orders": [5, 3, 0], "orders2": [4], "orders3": [0]}
+
+
+def test_a_switch_of_one_topic_asks_for_no_other(clock):
+    """Nor are topics asked for that are promoted already, or that the mirror does not copy."""
+    asked = []
+
+    async def waited(mirrors):
+        asked.extend((each.topics, each.is_all) for each in open_questions(mirrors._table.rows).values())
+        answered(mirrors, ends(orders=[5], orders1=[9], orders2=[9]))
+
+    mirrors = mirrors_of({"orders": [5], "orders1": [0], "orders2": [0]}, clock, waited)
+    mirrors._table.rows["topic/west/orders1"]["promoted_ms"] = "1"
+    mirrors._table.rows["topic/west/orders2"]["problem"] = "another topic has the name here"
+    assert [topic.name for topic in asyncio.run(mirrors.promote("west", ["orders"], wait=True))] == ["orders"]
+    asyncio.run(mirrors.promote("west", wait=True))
+    assert asked == [(("orders",), False), ((), True)]
+
+
+def test_an_answer_about_all_topics_has_new_ones_of_the_source(monkeypatch):
+    """Those that match the mirror, and are in no table; of one topic there is one answer."""
+    clusters = {"west:7181": {"orders": [5], "orders2": [4], "clicks": [1]}, "east": {}}
+    monkeypatch.setattr(answers, "Side", functools.partial(FakeSide, clusters))
+
+    def topics(*, is_all):
+        question = SourceQuestion("west", SETTINGS, ("orders",), is_compared=False, is_all=is_all)
+        return sorted(asyncio.run(answers._answered(question, {"bootstrap_servers": "east"})).ends)
+
+    assert topics(is_all=True) == ["orders", "orders2"]
+    assert topics(is_all=False) == ["orders"]
