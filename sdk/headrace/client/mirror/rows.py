@@ -178,6 +178,12 @@ class SourceQuestion:
         """Return it as stored."""
         return json.dumps([self.settings.to_text(), self.topics, self.is_compared, self.is_all])
 
+    @classmethod
+    def from_text(cls, mirror: str, text: str) -> "SourceQuestion":
+        """Return it from a row, without what only newer releases know. Raises ValueError, TypeError, AttributeError."""
+        settings, topics, is_compared, *more = json.loads(text)
+        return cls(mirror, MirrorSettings.from_text(settings), tuple(topics), is_compared, bool(more and more[0]))
+
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswer:
@@ -287,16 +293,16 @@ def question_key(name: str, question: str) -> str:
     return f"question/{name}/{question}"
 
 
-def open_questions(rows: Mapping[str, Mapping[str, str]]) -> dict[str, SourceQuestion]:
-    """Return the questions that are not answered yet, by key."""
-    found: dict[str, SourceQuestion] = {}
+def open_questions(rows: Mapping[str, Mapping[str, str]]) -> dict[str, SourceQuestion | None]:
+    """Return the questions that are not answered yet, by key; `None` for one that cannot be read."""
+    found: dict[str, SourceQuestion | None] = {}
     for key, columns in rows.items():
         kind, _, rest = key.partition("/")
         if kind == "question" and "asked" in columns and "answer" not in columns:
-            settings, topics, is_compared, is_all = json.loads(columns["asked"])
-            found[key] = SourceQuestion(
-                rest.rpartition("/")[0], MirrorSettings.from_text(settings), tuple(topics), is_compared, is_all
-            )
+            try:
+                found[key] = SourceQuestion.from_text(rest.rpartition("/")[0], columns["asked"])
+            except (ValueError, TypeError, AttributeError):
+                found[key] = None
     return found
 
 

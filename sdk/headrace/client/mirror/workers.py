@@ -34,8 +34,15 @@ async def run_workers(
     async with AsyncMirrors(**settings) as mirrors:
         process = _Workers(names, settings, mirrors, worker_id, on_report)
         try:
+            told = ""
             while True:
-                await process.look()
+                try:
+                    await process.look()
+                    told = ""
+                except Exception as error:
+                    if repr(error) != told:
+                        _log.exception("the table of mirrors cannot be followed")
+                    told = repr(error)
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await process.stop()
@@ -57,6 +64,8 @@ class _Workers:
         self._copying: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
         """Answers by the key of their question, until its row is gone."""
+        self._unreadable: set[str] = set()
+        """Keys of the questions that cannot be read, until their rows are gone."""
         self._share(names or ())
 
     async def look(self) -> None:
@@ -74,8 +83,13 @@ class _Workers:
                 self._on_report(name, None)
             self._share(names)
         await end_tasks([self._answering.pop(key) for key in list(self._answering) if key not in rows])
+        self._unreadable &= rows.keys()
         for key, question in open_questions(rows).items():
-            if key not in self._answering and (self._names is None or question.mirror in self._names):
+            if question is None:
+                if key not in self._unreadable:
+                    _log.warning("%s of the table of mirrors cannot be read, and is not answered", key)
+                self._unreadable.add(key)
+            elif key not in self._answering and (self._names is None or question.mirror in self._names):
                 self._answering[key] = asyncio.create_task(answer(self._mirrors, key, question, self._settings))
 
     def _share(self, names: Sequence[str]) -> None:

@@ -1,14 +1,17 @@
 """Questions of operators about a source, and the answers of workers, through a table that is a dictionary."""
 
 import asyncio
+import dataclasses
 import functools
+import json
 import time
 from types import SimpleNamespace
 
 import pytest
-from headrace.client.mirror import answers, mirrors_async
+from headrace.client.mirror import answers, mirrors_async, workers
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import CommonEnd, MirrorSettings, SourceAnswer, SourceQuestion, open_questions
+from headrace.client.mirror.workers import _Workers, run_workers
 from headrace.client.table.row_writes import checked_ttl_ms
 from headrace.wire.errors import UnknownTopicError
 from headrace.wire.ids import TopicPartition
@@ -184,3 +187,72 @@ def test_an_answer_about_all_topics_has_new_ones_of_the_source(monkeypatch):
 
     assert topics(is_all=True) == ["orders", "orders2"]
     assert topics(is_all=False) == ["orders"]
+
+
+def workers_of(mirrors):
+    """Return the workers of a process that copies the mirror `west`, and answers."""
+    settings = {"bootstrap_servers": "east:7181"}
+    return _Workers(None, settings, mirrors, "w0", lambda name, described: None)
+
+
+def asked_of(mirrors, key="question/west/1", **more):
+    """Store a question."""
+    question = SourceQuestion("west", SETTINGS, ("orders",), is_compared=False)
+    mirrors._table.rows[key] = {"asked": question.to_text(), **more}
+
+
+async def never(*_):
+    """Wait without an end."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("asked", ["", "7", "[]", '["{}", ["orders"], false]', '["no", 3, false]'])
+def test_a_question_that_cannot_be_read_ends_no_worker(clock, monkeypatch, caplog, asked):
+    """It is logged once, and the others are answered."""
+    monkeypatch.setattr(workers.MirrorWorker, "run", never)
+    monkeypatch.setattr(answers, "_answered", lambda question, settings: done(ends(orders=[5])))
+    mirrors = mirrors_of({"orders": [5]}, clock, never)
+    mirrors._table.rows["question/west/0"] = {"asked": asked}
+    asked_of(mirrors)
+
+    async def run():
+        process = workers_of(mirrors)
+        for _ in range(3):
+            await process.look()
+            await asyncio.gather(*process._answering.values())
+        assert list(process._copying) == ["west"]
+        await process.stop()
+
+    asyncio.run(run())
+    assert "answer" in str(mirrors._table.rows["question/west/1"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "question/west/0 of the table of mirrors cannot be read, and is not answered"
+    ]
+
+
+async def done(result):
+    return result
+
+
+def test_a_question_of_a_newer_release_is_answered():
+    """What it has more than this release knows is left out."""
+    question = SourceQuestion("west", SETTINGS, ("orders",), is_compared=True, is_all=True)
+    newer = json.dumps([*json.loads(question.to_text()), "more"])
+    older = json.dumps(json.loads(question.to_text())[:3])
+    found = open_questions({"question/west/0": {"asked": newer}, "question/west/1": {"asked": older}})
+    assert list(found.values()) == [question, dataclasses.replace(question, is_all=False)]
+
+
+def test_an_unexpected_error_ends_no_process(monkeypatch, caplog):
+    """It is logged, once while it is the same, and the next look follows; a cancellation ends all."""
+    looks = iter([ValueError("no mirror"), ValueError("no mirror"), None, asyncio.CancelledError()])
+    monkeypatch.setattr(workers, "LOOK_SECONDS", 0)
+
+    async def look(process):
+        if (error := next(looks)) is not None:
+            raise error
+
+    monkeypatch.setattr(_Workers, "look", look)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run_workers(None, {"bootstrap_servers": "east:7181"}))
+    assert [record.exc_info[1].args for record in caplog.records] == [("no mirror",)]
