@@ -26,6 +26,9 @@ async def answer(mirrors: AsyncMirrors, key: str, question: SourceQuestion, sett
         key: of the question.
         question: what is asked.
         settings: of the cluster that has the mirror.
+
+    Raises:
+        HeadraceError: If it cannot be stored.
     """
     try:
         found = await _answered(question, settings)

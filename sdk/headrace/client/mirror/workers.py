@@ -8,7 +8,7 @@ from typing import Any
 from headrace.client.mirror.answers import answer
 from headrace.client.mirror.copying import end_tasks
 from headrace.client.mirror.mirrors_async import AsyncMirrors
-from headrace.client.mirror.rows import MirrorDescription, mirror_names, open_questions
+from headrace.client.mirror.rows import MirrorDescription, SourceQuestion, mirror_names, open_questions
 from headrace.client.mirror.worker import MirrorWorker
 from headrace.wire.errors import HeadraceError
 
@@ -90,7 +90,18 @@ class _Workers:
                     _log.warning("%s of the table of mirrors cannot be read, and is not answered", key)
                 self._unreadable.add(key)
             elif key not in self._answering and (self._names is None or question.mirror in self._names):
-                self._answering[key] = asyncio.create_task(answer(self._mirrors, key, question, self._settings))
+                self._answering[key] = asyncio.create_task(self._answer(key, question))
+
+    async def _answer(self, key: str, question: SourceQuestion) -> None:
+        """Answer a question; where that cannot be stored, the next look tries again."""
+        try:
+            await answer(self._mirrors, key, question, self._settings)
+        except Exception as error:
+            trace = None if isinstance(error, HeadraceError) else error
+            _log.warning(
+                "the answer about the source of mirror %s cannot be stored: %s", question.mirror, error, exc_info=trace
+            )
+            self._answering.pop(key, None)
 
     def _share(self, names: Sequence[str]) -> None:
         """Begin the workers of mirrors that have none."""

@@ -13,7 +13,7 @@ from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import CommonEnd, MirrorSettings, SourceAnswer, SourceQuestion, open_questions
 from headrace.client.mirror.workers import _Workers, run_workers
 from headrace.client.table.row_writes import checked_ttl_ms
-from headrace.wire.errors import UnknownTopicError
+from headrace.wire.errors import Outcome, TransportError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
 
 SETTINGS = MirrorSettings({"bootstrap_servers": "west:7181"}, topics=("orders*",))
@@ -256,3 +256,31 @@ def test_an_unexpected_error_ends_no_process(monkeypatch, caplog):
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run_workers(None, {"bootstrap_servers": "east:7181"}))
     assert [record.exc_info[1].args for record in caplog.records] == [("no mirror",)]
+
+
+def test_an_answer_that_cannot_be_stored_is_tried_again(clock, monkeypatch, caplog):
+    """At the next look, while the question is there; the failure is logged."""
+    monkeypatch.setattr(workers.MirrorWorker, "run", never)
+    monkeypatch.setattr(answers, "_answered", lambda question, settings: done(ends(orders=[5])))
+    mirrors = mirrors_of({"orders": [5]}, clock, never)
+    asked_of(mirrors)
+    stored, failures = mirrors._table.put, iter([TransportError("no broker", outcome=Outcome.UNKNOWN), ValueError("?")])
+
+    async def put(*arguments, **more):
+        if (error := next(failures, None)) is not None:
+            raise error
+        await stored(*arguments, **more)
+
+    mirrors._table.put = put
+
+    async def run():
+        process = workers_of(mirrors)
+        for _ in range(3):
+            await process.look()
+            await asyncio.gather(*process._answering.values())
+        await process.stop()
+
+    asyncio.run(run())
+    assert "answer" in str(mirrors._table.rows["question/west/1"])
+    assert len(caplog.records) == 2
+    assert all("the answer about the source of mirror west" in record.getMessage() for record in caplog.records)
