@@ -260,6 +260,7 @@ def test_without_a_worker_that_reaches_the_source_nothing_changes(headrace_clust
     missing = {"bootstrap_servers": "localhost:1", "security_protocol": "SSL", "ssl_cafile": "/workers/ca.crt"}
     settings, name, servers = MirrorSettings(missing), topic_name[:60], headrace_cluster.bootstrap_servers
     monkeypatch.setattr(mirrors_async, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(mirrors_async, "OTHERS_SECONDS", 0)
 
     async def run():
         async with AsyncMirrors(bootstrap_servers=servers) as mirrors:

@@ -18,18 +18,22 @@ ANSWER_LIVES = timedelta(minutes=5)
 _log = logging.getLogger("headrace.mirror")
 
 
-async def answer(mirrors: AsyncMirrors, key: str, question: SourceQuestion, settings: dict[str, Any]) -> None:
-    """Store the answer to a question, or why there is none.
+async def answer(
+    mirrors: AsyncMirrors, key: str, worker: str, question: SourceQuestion, settings: dict[str, Any]
+) -> None:
+    """Store that a worker has begun, and then its answer to a question, or why there is none.
 
     Args:
         mirrors: of the cluster that has the mirror.
         key: of the question.
+        worker: its id.
         question: what is asked.
         settings: of the cluster that has the mirror.
 
     Raises:
         HeadraceError: If it cannot be stored.
     """
+    await mirrors.note_answer(key, worker, "", ANSWER_LIVES)
     try:
         found = await _answered(question, settings)
     except HeadraceError as error:
@@ -39,7 +43,7 @@ async def answer(mirrors: AsyncMirrors, key: str, question: SourceQuestion, sett
     except Exception as error:
         _log.exception("the source of mirror %s cannot be asked", question.mirror)
         found = SourceAnswer(error=InternalError(repr(error)))
-    await mirrors.note_answer(key, found, ANSWER_LIVES)
+    await mirrors.note_answer(key, worker, found.to_text(), ANSWER_LIVES)
 
 
 async def _answered(question: SourceQuestion, settings: dict[str, Any]) -> SourceAnswer:

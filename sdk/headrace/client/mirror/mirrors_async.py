@@ -20,6 +20,8 @@ from headrace.client.mirror.rows import (
     MirrorSettings,
     SourceAnswer,
     SourceQuestion,
+    answer_column,
+    answers_to,
     copies_key,
     describe,
     is_left_alone,
@@ -48,6 +50,8 @@ from headrace.wire.topic_names import MIRRORS_TABLE
 CATCH_UP_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
 """Time for a worker to compare logs with the source."""
+OTHERS_SECONDS = 5.0
+"""Time for other workers to begin with an answer after one could not."""
 _LOOK_SECONDS = 0.2
 
 
@@ -298,19 +302,31 @@ class AsyncMirrors:
         return found
 
     async def _ask(self, question: SourceQuestion, timeout: float) -> dict[str, dict[int, CommonEnd]]:
-        """Return what a worker answers. Raises TimedOutError, and what the worker could not do."""
+        """Return what a worker answers. Raises TimedOutError, and what no worker could do.
+
+        One that lacks the files may fail first: its error is raised only if no other worker answers in time.
+        """
         deadline = time.monotonic() + timeout
         key = question_key(question.mirror, uuid.uuid4().hex)
         await self._table.put(key, {"asked": question.to_text()}, ttl=timedelta(seconds=timeout))
-        while time.monotonic() < deadline:
-            row = await self._table.get(key)
-            if row is not None and "answer" in row:
-                await self._table.delete(key)
-                answer = SourceAnswer.from_text(row["answer"])
-                if answer.error is not None:
-                    raise answer.error
-                return {topic: dict(ends) for topic, ends in answer.ends.items()}
+        answers: dict[str, SourceAnswer | None] = {}
+        error: HeadraceError | None = None
+        others_until = deadline
+        while (now := time.monotonic()) < deadline:
+            answers |= answers_to(await self._table.get(key) or {})
+            for answer in filter(None, answers.values()):
+                if answer.error is None:
+                    await self._table.delete(key)
+                    return {topic: dict(ends) for topic, ends in answer.ends.items()}
+                if error is None:
+                    error, others_until = answer.error, now + OTHERS_SECONDS
+            if error is not None and now >= others_until and None not in answers.values():
+                break
             await self._connections.run_step(Pause(_LOOK_SECONDS))
+        await self._table.delete(key)
+        if error is not None:
+            error.outcome = Outcome.NOT_APPLIED
+            raise error
         raise TimedOutError(
             f"no worker of mirror {question.mirror} has answered within {timeout:.0f} s",
             outcome=Outcome.NOT_APPLIED,
@@ -355,9 +371,9 @@ class AsyncMirrors:
         """Store that a worker has stopped."""
         await self._table.delete(worker_key(name, worker))
 
-    async def note_answer(self, key: str, answer: SourceAnswer, lives: timedelta) -> None:
-        """Store the answer to a question, for some time."""
-        await self._table.put(key, {"answer": answer.to_text()}, ttl=lives)
+    async def note_answer(self, key: str, worker: str, answer: str, lives: timedelta) -> None:
+        """Store a worker's answer to a question, for some time; empty if it has begun to work on it."""
+        await self._table.put(key, {answer_column(worker): answer}, ttl=lives)
 
     async def note_problem(self, name: str, problem: str) -> None:
         """Store why nothing is copied; empty if that is over."""

@@ -9,7 +9,7 @@ The table is an ordinary topic of the mirror's cluster, made by `headrace mirror
 | `copies/NAME/TOPIC` | one for each partition, by number: JSON of `PartitionReport` |
 | `subject/NAME/SUBJECT` | `copied`: the mirror has it; `mode` after its promotion; `problem`; when it was promoted |
 | `worker/NAME/ID` | `at_ms`; it expires unless the worker writes it again |
-| `question/NAME/ID` | `asked`: `SourceQuestion`; `answer`: `SourceAnswer` of a worker; it expires |
+| `question/NAME/ID` | `asked`: `SourceQuestion`; `answer/ID`: `SourceAnswer` of a worker, empty at first; it expires |
 """
 
 import dataclasses
@@ -293,12 +293,27 @@ def question_key(name: str, question: str) -> str:
     return f"question/{name}/{question}"
 
 
-def open_questions(rows: Mapping[str, Mapping[str, str]]) -> dict[str, SourceQuestion | None]:
-    """Return the questions that are not answered yet, by key; `None` for one that cannot be read."""
+def answer_column(worker: str) -> str:
+    """Return the column of a worker's answer to a question."""
+    return f"answer/{worker}"
+
+
+def answers_to(columns: Mapping[str, str]) -> dict[str, SourceAnswer | None]:
+    """Return the answers to a question, by worker; `None` while it works."""
+    start = answer_column("")
+    return {
+        name.removeprefix(start): SourceAnswer.from_text(text) if text else None
+        for name, text in columns.items()
+        if name.startswith(start)
+    }
+
+
+def open_questions(rows: Mapping[str, Mapping[str, str]], worker: str) -> dict[str, SourceQuestion | None]:
+    """Return the questions that a worker has not answered yet, by key; `None` for one that cannot be read."""
     found: dict[str, SourceQuestion | None] = {}
     for key, columns in rows.items():
         kind, _, rest = key.partition("/")
-        if kind == "question" and "asked" in columns and "answer" not in columns:
+        if kind == "question" and "asked" in columns and not columns.get(answer_column(worker)):
             try:
                 found[key] = SourceQuestion.from_text(rest.rpartition("/")[0], columns["asked"])
             except (ValueError, TypeError, AttributeError):

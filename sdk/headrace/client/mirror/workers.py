@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,8 @@ class _Workers:
         on_report: Callable[[str, MirrorDescription | None], object],
     ) -> None:
         self._names, self._settings, self._mirrors = names, settings, mirrors
-        self._worker_id, self._on_report = worker_id, on_report
+        self.worker_id = worker_id or uuid.uuid4().hex[:12]
+        self._on_report = on_report
         self._copying: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
         """Answers by the key of their question, until its row is gone."""
@@ -84,7 +86,7 @@ class _Workers:
             self._share(names)
         await end_tasks([self._answering.pop(key) for key in list(self._answering) if key not in rows])
         self._unreadable &= rows.keys()
-        for key, question in open_questions(rows).items():
+        for key, question in open_questions(rows, self.worker_id).items():
             if question is None:
                 if key not in self._unreadable:
                     _log.warning("%s of the table of mirrors cannot be read, and is not answered", key)
@@ -95,7 +97,7 @@ class _Workers:
     async def _answer(self, key: str, question: SourceQuestion) -> None:
         """Answer a question; where that cannot be stored, the next look tries again."""
         try:
-            await answer(self._mirrors, key, question, self._settings)
+            await answer(self._mirrors, key, self.worker_id, question, self._settings)
         except Exception as error:
             trace = None if isinstance(error, HeadraceError) else error
             _log.warning(
@@ -107,7 +109,7 @@ class _Workers:
         """Begin the workers of mirrors that have none."""
         for name in names:
             if name not in self._copying:
-                worker = MirrorWorker(name, worker_id=self._worker_id, on_report=self._on_report, **self._settings)
+                worker = MirrorWorker(name, worker_id=self.worker_id, on_report=self._on_report, **self._settings)
                 self._copying[name] = asyncio.create_task(worker.run())
 
     async def stop(self) -> None:

@@ -11,6 +11,7 @@ from headrace.client.mirror.rows import (
     PartitionReport,
     SourceAnswer,
     SourceQuestion,
+    answers_to,
     describe,
     is_left_alone,
     mirror_names,
@@ -53,8 +54,10 @@ def test_questions_and_answers_come_back_from_their_rows():
     """A question is open until it has an answer, is of a mirror that may not exist yet, and makes none."""
     asked = SourceQuestion("east", MirrorSettings(SOURCE), ("orders-eu",), is_compared=True)
     key = question_key("east", "1")
-    rows = rows_of(**{key: {"asked": asked.to_text()}, question_key("east", "2"): {"answer": SourceAnswer().to_text()}})
-    assert open_questions(rows) == {key: asked}
+    rows = rows_of(
+        **{key: {"asked": asked.to_text()}, question_key("east", "2"): {"answer/w0": SourceAnswer().to_text()}}
+    )
+    assert open_questions(rows, "w0") == {key: asked}
     assert key >= AFTER_REPORTS
     assert mirror_names(rows) == ["other", "west"]
     assert describe(rows, "east") is None
@@ -65,8 +68,13 @@ def test_questions_and_answers_come_back_from_their_rows():
     ).error
     assert isinstance(refused, UnknownTopicError)
     assert refused.message == "there is no topic named 'x'"
-    rows[key]["answer"] = answer.to_text()
-    assert open_questions(rows) == {}
+    rows[key]["answer/w0"] = ""
+    assert open_questions(rows, "w0") == {key: asked}
+    assert answers_to(rows[key]) == {"w0": None}
+    rows[key]["answer/w0"] = answer.to_text()
+    assert open_questions(rows, "w0") == {}
+    assert open_questions(rows, "w1") == {key: asked}
+    assert answers_to(rows[key]) == {"w0": answer}
 
 
 def test_a_report_without_an_answer_has_no_lag():

@@ -10,10 +10,17 @@ from types import SimpleNamespace
 import pytest
 from headrace.client.mirror import answers, mirrors_async, workers
 from headrace.client.mirror.mirrors_async import AsyncMirrors
-from headrace.client.mirror.rows import CommonEnd, MirrorSettings, SourceAnswer, SourceQuestion, open_questions
+from headrace.client.mirror.rows import (
+    CommonEnd,
+    MirrorSettings,
+    SourceAnswer,
+    SourceQuestion,
+    answers_to,
+    open_questions,
+)
 from headrace.client.mirror.workers import _Workers, run_workers
 from headrace.client.table.row_writes import checked_ttl_ms
-from headrace.wire.errors import Outcome, TransportError, UnknownTopicError
+from headrace.wire.errors import InvalidConfigError, Outcome, TransportError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
 
 SETTINGS = MirrorSettings({"bootstrap_servers": "west:7181"}, topics=("orders*",))
@@ -125,10 +132,10 @@ class FakeSide:
         pass
 
 
-def answered(mirrors, answer):
-    """Store the answer to each question, as a worker does."""
-    for key in open_questions(mirrors._table.rows):
-        mirrors._table.rows[key]["answer"] = answer.to_text()
+async def answered(mirrors, worker, answer=None):
+    """Store that a worker has begun to answer each question, or its answer."""
+    for key in [key for key in mirrors._table.rows if key.startswith("question/")]:
+        await mirrors.note_answer(key, worker, answer.to_text() if answer else "", answers.ANSWER_LIVES)
 
 
 def ends(**topics):
@@ -144,7 +151,7 @@ def test_a_planned_switch_waits_for_partitions_and_topics_that_the_mirror_lacks(
     steps = iter([[5, 0], [5, 3], [5, 3, 0]])
 
     async def waited(mirrors):
-        answered(mirrors, ends(orders=[5, 3, 0], orders2=[4], orders3=[0]))
+        await answered(mirrors, "w0", ends(orders=[5, 3, 0], orders2=[4], orders3=[0]))
         if clock.now > 1:
             here["orders"] = next(steps, [5, 3, 0])
         if clock.now > 3:
@@ -165,8 +172,8 @@ def test_a_switch_of_one_topic_asks_for_no_other(clock):
     asked = []
 
     async def waited(mirrors):
-        asked.extend((each.topics, each.is_all) for each in open_questions(mirrors._table.rows).values())
-        answered(mirrors, ends(orders=[5], orders1=[9], orders2=[9]))
+        asked.extend((each.topics, each.is_all) for each in open_questions(mirrors._table.rows, "w0").values())
+        await answered(mirrors, "w0", ends(orders=[5], orders1=[9], orders2=[9]))
 
     mirrors = mirrors_of({"orders": [5], "orders1": [0], "orders2": [0]}, clock, waited)
     mirrors._table.rows["topic/west/orders1"]["promoted_ms"] = "1"
@@ -239,7 +246,7 @@ def test_a_question_of_a_newer_release_is_answered():
     question = SourceQuestion("west", SETTINGS, ("orders",), is_compared=True, is_all=True)
     newer = json.dumps([*json.loads(question.to_text()), "more"])
     older = json.dumps(json.loads(question.to_text())[:3])
-    found = open_questions({"question/west/0": {"asked": newer}, "question/west/1": {"asked": older}})
+    found = open_questions({"question/west/0": {"asked": newer}, "question/west/1": {"asked": older}}, "w0")
     assert list(found.values()) == [question, dataclasses.replace(question, is_all=False)]
 
 
@@ -284,3 +291,64 @@ def test_an_answer_that_cannot_be_stored_is_tried_again(clock, monkeypatch, capl
     assert "answer" in str(mirrors._table.rows["question/west/1"])
     assert len(caplog.records) == 2
     assert all("the answer about the source of mirror west" in record.getMessage() for record in caplog.records)
+
+
+BAD = SourceAnswer(error=InvalidConfigError("ssl_cafile: there is no file ca.crt", outcome=Outcome.UNKNOWN))
+
+
+@pytest.mark.parametrize("good_at", [0, 4, 30])
+def test_a_good_answer_is_better_than_an_error(clock, good_at):
+    """A worker without the files has failed at once; another one has begun, and answers, or does so within seconds."""
+
+    async def waited(mirrors):
+        await answered(mirrors, "w0", BAD)
+        if good_at > 5:
+            await answered(mirrors, "w1")
+        if clock.now >= good_at:
+            await answered(mirrors, "w1", ends(orders=[5]))
+
+    mirrors = mirrors_of({"orders": [5]}, clock, waited)
+    (promoted,) = asyncio.run(mirrors.promote("west", wait=True))
+    assert promoted.is_promoted
+    assert clock.now == pytest.approx(max(good_at, 0.2), abs=0.4)
+
+
+@pytest.mark.parametrize("is_working", [False, True])
+def test_an_error_is_raised_once_no_other_worker_is_known_to_work(clock, is_working):
+    """Nothing was applied, and the question is gone; at the latest the error is raised at the deadline."""
+
+    async def waited(mirrors):
+        await answered(mirrors, "w0", BAD)
+        if is_working:
+            await answered(mirrors, "w1")
+
+    mirrors = mirrors_of({"orders": [5]}, clock, waited)
+    with pytest.raises(InvalidConfigError, match="there is no file") as raised:
+        asyncio.run(mirrors.promote("west", wait=True, timeout=30))
+    assert raised.value.outcome is Outcome.NOT_APPLIED
+    assert not mirrors.admin.promoted
+    assert sorted(mirrors._table.rows) == ["mirror/west", "topic/west/orders"]
+    assert clock.now == pytest.approx(30 if is_working else 5, abs=0.5)
+
+
+def test_each_worker_answers_for_itself(clock, monkeypatch):
+    """An answer of another one does not keep it from its own; a second process has another name."""
+    monkeypatch.setattr(workers.MirrorWorker, "run", never)
+    results = iter([done(BAD), done(ends(orders=[5]))])
+    monkeypatch.setattr(answers, "_answered", lambda question, settings: next(results))
+    mirrors = mirrors_of({"orders": [5]}, clock, never)
+    asked_of(mirrors)
+    names = []
+
+    async def run():
+        for _ in range(2):
+            process = _Workers(None, {"bootstrap_servers": "east:7181"}, mirrors, "", lambda name, described: None)
+            names.append(process.worker_id)
+            for _ in range(2):
+                await process.look()
+                await asyncio.gather(*process._answering.values())
+            await process.stop()
+
+    asyncio.run(run())
+    found = answers_to(mirrors._table.rows["question/west/1"])
+    assert [found[name].error is None for name in names] == [False, True]
