@@ -476,6 +476,8 @@ def test_the_command_line(source, headrace_cluster, topic_name):
     assert (promoted["topic"], promoted["not_copied"]) == (topic_name, 0)
     assert name in [each["mirror"] for each in headrace_mirror("list")]
     headrace_mirror(f"failback {name}-back --source {source.bootstrap_servers}", code=2)
+    back = f"failback {name}-back --source {source.bootstrap_servers} --topic {topic_name}"
+    headrace_mirror(f"{back} --wait-timeout 1", code=6)
     headrace_mirror(f"delete {name} --yes")
     headrace_mirror(f"status {name}", code=4)
 

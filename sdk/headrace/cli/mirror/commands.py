@@ -237,6 +237,12 @@ def failback(
             "--discard", help="Delete records that only this cluster has: copy those topics again from the start."
         ),
     ] = False,
+    wait_timeout: Annotated[
+        float,
+        typer.Option(
+            "--wait-timeout", min=1.0, metavar="SECONDS", help="Maximum time for a worker to compare the logs."
+        ),
+    ] = 600.0,
     rate: Annotated[
         str | None, typer.Option("--rate", metavar="RATE", help="Limit of each worker, such as 50MB; none by default.")
     ] = None,
@@ -266,7 +272,7 @@ def failback(
         source, source_settings, rate, topics=tuple(topics), source_registry=source_registry, registry=registry
     )
     with _mirrors(session) as mirrors:
-        found = mirrors.fail_back(name, settings, topics, discard=discard)
+        found = mirrors.fail_back(name, settings, topics, discard=discard, timeout=wait_timeout)
     rows: list[dict[str, JsonValue]] = [
         {
             "topic": topic,

@@ -3,6 +3,7 @@
 Only workers have the files that the source's settings name, and the network to it.
 """
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,8 @@ from headrace.client.mirror.rows import CommonEnd, SourceAnswer, SourceQuestion
 from headrace.wire.errors import HeadraceError, InternalError
 
 ANSWER_LIVES = timedelta(minutes=5)
+_COMPARED_AT_ONCE = 8
+"""Partitions of a topic."""
 _log = logging.getLogger("headrace.mirror")
 
 
@@ -67,20 +70,28 @@ async def _compare(topic: str, source: Side, target: Side) -> dict[int, CommonEn
     ours = target.topic(topic, (await target.admin.describe_topic(topic)).topic_id)
     theirs = source.topic(topic, (await source.admin.describe_topic(topic)).topic_id)
     bounds, others = await _bounds(target.admin, topic), await _bounds(source.admin, topic)
-    found: dict[int, CommonEnd] = {}
-    for number, (start, end) in bounds.items():
+    room = asyncio.Semaphore(_COMPARED_AT_ONCE)
+
+    async def compare(number: int, start: int, end: int) -> CommonEnd:
         other_start, other_end = others.get(number, (0, 0))
         low, high = max(start, other_start), min(end, other_end)
         offset = high - 1  # First of all the end, which is the usual case.
-        while low < high:
-            batch = await target.run(ours.batch_with(number, offset))
-            if batch == await source.run(theirs.batch_with(number, offset)):
-                low = offset + 1
-            else:
-                high = offset
-            offset = (low + high) // 2
-        found[number] = CommonEnd(max(low, start), end, other_end)
-    return found
+        async with room:
+            while low < high:
+                batch = await target.run(ours.batch_with(number, offset))
+                if batch == await source.run(theirs.batch_with(number, offset)):
+                    low = offset + 1
+                else:
+                    high = offset
+                offset = (low + high) // 2
+        return CommonEnd(max(low, start), end, other_end)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            found = {number: tasks.create_task(compare(number, *each)) for number, each in bounds.items()}
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return {number: task.result() for number, task in found.items()}
 
 
 async def _bounds(admin: AsyncAdmin, topic: str) -> dict[int, tuple[int, int]]:

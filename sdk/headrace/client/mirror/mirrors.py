@@ -49,8 +49,10 @@ from headrace.wire.ids import TopicPartition
 from headrace.wire.topic_names import MIRRORS_TABLE
 
 CATCH_UP_SECONDS = 60.0
-ANSWER_SECONDS = 60.0
+COMPARE_SECONDS = 600.0
 """Time for a worker to compare logs with the source."""
+ANSWER_SECONDS = 60.0
+"""Time for a worker to begin with an answer."""
 OTHERS_SECONDS = 5.0
 """Time for other workers to begin with an answer after one could not."""
 _LOOK_SECONDS = 0.2
@@ -246,7 +248,13 @@ class Mirrors:
             return {}
 
     def fail_back(
-        self, name: str, settings: MirrorSettings, topics: Sequence[str], *, discard: bool = False
+        self,
+        name: str,
+        settings: MirrorSettings,
+        topics: Sequence[str],
+        *,
+        discard: bool = False,
+        timeout: float = COMPARE_SECONDS,
     ) -> dict[str, dict[int, CommonEnd]]:
         """Make topics of this cluster mirrors of those of the same name in another one, to which they were moved.
 
@@ -259,6 +267,7 @@ class Mirrors:
             settings: its settings; only `topics` are copied.
             topics: their names, the same in both clusters.
             discard: delete the records that only this cluster has.
+            timeout: seconds for the comparison.
 
         Returns:
             For each topic and partition, how far the logs are equal, and where each ends.
@@ -266,7 +275,7 @@ class Mirrors:
         Raises:
             ConfigError: If a setting is wrong.
             InvalidConfigError: If it names a file that the workers do not have.
-            TimedOutError: If no worker answers.
+            TimedOutError: If no worker begins within a minute, or none has compared the logs in time.
             DivergedLogError: If records would be lost; the message has their number.
             UnknownTopicError: If one of the clusters lacks a topic.
             InvalidRequestError: If a topic belongs to another mirror.
@@ -282,7 +291,7 @@ class Mirrors:
                 if not mirror:
                     refused.append(topic)
                     self.admin.alter_config(topic, {"mirror": name})
-            found = self._ask(SourceQuestion(name, settings, tuple(topics), is_compared=True), ANSWER_SECONDS)
+            found = self._ask(SourceQuestion(name, settings, tuple(topics), is_compared=True), timeout)
             for topic in topics:
                 lost = _lost(found[topic])
                 if lost and not discard:
@@ -307,7 +316,8 @@ class Mirrors:
 
         One that lacks the files may fail first: its error is raised only if no other worker answers in time.
         """
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        deadline, begun_by = began + timeout, began + ANSWER_SECONDS
         key = question_key(question.mirror, uuid.uuid4().hex)
         self._table.put(key, {"asked": question.to_text()}, ttl=timedelta(seconds=timeout))
         answers: dict[str, SourceAnswer | None] = {}
@@ -323,13 +333,21 @@ class Mirrors:
                     error, others_until = answer.error, now + OTHERS_SECONDS
             if error is not None and now >= others_until and None not in answers.values():
                 break
+            if not answers and now >= begun_by:
+                break
             self._connections.run_step(Pause(_LOOK_SECONDS))
         self._table.delete(key)
         if error is not None:
             error.outcome = Outcome.NOT_APPLIED
             raise error
+        if answers:
+            raise TimedOutError(
+                f"worker {', '.join(answers)} of mirror {question.mirror} has not finished within {timeout:.0f} s",
+                outcome=Outcome.NOT_APPLIED,
+                action="It has begun to ask the source: call again with a longer time.",
+            )
         raise TimedOutError(
-            f"no worker of mirror {question.mirror} has answered within {timeout:.0f} s",
+            f"no worker of mirror {question.mirror} has answered within {min(timeout, ANSWER_SECONDS):.0f} s",
             outcome=Outcome.NOT_APPLIED,
             action="Workers ask the source: start one with headrace mirror run, where it reaches the source and has "
             "the files that the settings name.",

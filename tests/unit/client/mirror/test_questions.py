@@ -20,7 +20,7 @@ from headrace.client.mirror.rows import (
 )
 from headrace.client.mirror.workers import _Workers, run_workers
 from headrace.client.table.row_writes import checked_ttl_ms
-from headrace.wire.errors import InvalidConfigError, Outcome, TransportError, UnknownTopicError
+from headrace.wire.errors import InvalidConfigError, Outcome, TimedOutError, TransportError, UnknownTopicError
 from headrace.wire.ids import TopicPartition
 
 SETTINGS = MirrorSettings({"bootstrap_servers": "west:7181"}, topics=("orders*",))
@@ -69,6 +69,9 @@ class FakeAdmin:
 
     async def describe_topic(self, name):
         return SimpleNamespace(topic_id=name.encode())
+
+    async def create_topic(self, *arguments, **more):
+        pass
 
     async def list_offsets(self, topic, which):
         if topic not in self.topics:
@@ -352,3 +355,58 @@ def test_each_worker_answers_for_itself(clock, monkeypatch):
     asyncio.run(run())
     found = answers_to(mirrors._table.rows["question/west/1"])
     assert [found[name].error is None for name in names] == [False, True]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_comparison_that_a_worker_has_begun_has_the_whole_time(clock, begins):
+    """Without one that has begun within a minute it fails then; the error says which it was."""
+
+    async def waited(mirrors):
+        if begins:
+            await answered(mirrors, "w1")
+
+    mirrors = mirrors_of({"orders": [5]}, clock, waited)
+    with pytest.raises(TimedOutError, match="worker w1.*not finished" if begins else "no worker.*start one"):
+        asyncio.run(mirrors.fail_back("west", SETTINGS, ["orders"], timeout=300))
+    assert clock.now == pytest.approx(300 if begins else 60, abs=0.5)
+    assert not [key for key in mirrors._table.rows if key.startswith("question/")]
+
+
+def test_failing_back_waits_ten_minutes_by_default(clock):
+    """A comparison of many partitions far away takes that long."""
+
+    async def waited(mirrors):
+        await answered(mirrors, "w1", SourceAnswer({"orders": {0: CommonEnd(5, 5, 7)}}) if clock.now > 590 else None)
+
+    mirrors = mirrors_of({"orders": [5]}, clock, waited)
+    assert asyncio.run(mirrors.fail_back("west", SETTINGS, ["orders"])) == {"orders": {0: (5, 5, 7)}}
+
+
+class ComparedSide(FakeSide):
+    """Cluster whose partitions are asked for batches; counts the questions that wait at once."""
+
+    waiting = most = 0
+
+    def topic(self, name, topic_id):
+        return SimpleNamespace(batch_with=lambda number, offset: number)
+
+    async def run(self, number):
+        ComparedSide.waiting += 1
+        ComparedSide.most = max(ComparedSide.most, ComparedSide.waiting)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        ComparedSide.waiting -= 1
+        if number == 19:
+            raise TransportError("no broker")
+        return number
+
+
+def test_partitions_are_compared_together_in_a_bound(monkeypatch):
+    """The error of one of them is the answer, as of a single one."""
+    monkeypatch.setattr(ComparedSide, "most", 0)
+    side = ComparedSide({"east": {"orders": [5] * 19, "clicks": [5] * 20}}, {"bootstrap_servers": "east"})
+    found = asyncio.run(answers._compare("orders", side, side))
+    assert found == {number: CommonEnd(5, 5, 5) for number in range(19)}
+    assert ComparedSide.most == 8
+    with pytest.raises(TransportError):
+        asyncio.run(answers._compare("clicks", side, side))
