@@ -52,6 +52,8 @@ COMPARE_SECONDS = 600.0
 """Time for a worker to compare logs with the source."""
 ANSWER_SECONDS = 60.0
 """Time for a worker to begin with an answer."""
+LONGEST_SECONDS = 86_400.0
+"""Time for which a question is open at most."""
 OTHERS_SECONDS = 5.0
 """Time for other workers to begin with an answer after one could not."""
 _LOOK_SECONDS = 0.2
@@ -318,7 +320,8 @@ class AsyncMirrors:
         began = time.monotonic()
         deadline, begun_by = began + timeout, began + ANSWER_SECONDS
         key = question_key(question.mirror, uuid.uuid4().hex)
-        await self._table.put(key, {"asked": question.to_text()}, ttl=timedelta(seconds=timeout))
+        lives = timedelta(seconds=min(max(timeout, 1.0), LONGEST_SECONDS))  # The timeout may be 0, or infinite.
+        await self._table.put(key, {"asked": question.to_text()}, ttl=lives)
         answers: dict[str, SourceAnswer | None] = {}
         error: HeadraceError | None = None
         others_until = deadline

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -410,3 +411,20 @@ def test_partitions_are_compared_together_in_a_bound(monkeypatch):
     assert ComparedSide.most == 8
     with pytest.raises(TransportError):
         asyncio.run(answers._compare("clicks", side, side))
+
+
+@pytest.mark.parametrize(("timeout", "lives"), [(0, 1), (0.5, 1), (30, 30), (float("inf"), 86_400)])
+def test_a_question_expires_whatever_the_timeout_is(clock, timeout, lives):
+    """After a second at least, and a day at most; it is asked, and the call ends, with each timeout."""
+    kept = []
+    mirrors = mirrors_of({"orders": [5]}, clock, done)
+    stored = mirrors._table.put
+
+    async def put(key, columns, *, ttl=None):
+        kept.append(ttl)
+        await stored(key, columns, ttl=ttl)
+
+    mirrors._table.put = put
+    with pytest.raises(TimedOutError, match="no worker"):
+        asyncio.run(mirrors.promote("west", wait=True, timeout=timeout))
+    assert kept == [timedelta(seconds=lives)]
