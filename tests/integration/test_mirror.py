@@ -68,6 +68,16 @@ def fill(servers, topic, values, **settings):
             producer.send(topic, b"%d" % value, key=b"k%d" % (value % 5), partition=value % 2)
 
 
+async def accepted(servers, topic):
+    """Wait until the broker takes a record of a topic, of which it may not have heard yet that it is no mirror."""
+
+    def send():
+        with headrace.Producer(bootstrap_servers=servers) as producer, suppress(headrace.ReadOnlyTopicError):
+            return producer.send(topic, b"first").result(WAIT)
+
+    await until(lambda: asyncio.to_thread(send), f"{topic} is written")
+
+
 def from_(cluster, *topics, **more):
     return MirrorSettings({"bootstrap_servers": cluster.bootstrap_servers}, topics=topics, **more)
 
@@ -313,7 +323,7 @@ def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topi
                     await mirrors.fail_back(name, from_(source, *given), given, discard=discard)
                 for topic in topics:
                     assert not (await mirrors.admin.describe_config(topic))["mirror"].value
-                    await asyncio.to_thread(fill, here, topic, range(10))
+                    await accepted(here, topic)
             assert name not in [each.name for each in await mirrors.list_mirrors()]
             await others.admin.create_topic(topics[1], partitions=2)
             found = await mirrors.fail_back(name, from_(source, *topics), topics, discard=True)
