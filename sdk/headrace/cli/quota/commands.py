@@ -64,7 +64,7 @@ def set_quota(
             "--changes",
             metavar="N",
             min=0,
-            help="Administrative requests, and partitions that they create, per minute and server.",
+            help="Administrative requests, and what they create, move or delete, per minute and server.",
         ),
     ] = None,
 ) -> None:

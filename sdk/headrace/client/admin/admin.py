@@ -794,7 +794,7 @@ class Admin:
             fetch_bytes_per_second: bytes of batches that a broker sends.
             requests_per_second: requests of any method but health checks and those that begin a session.
             connections: connections of the native protocol to a broker; clients use gRPC beyond them.
-            changes_per_minute: administrative requests, except those about identity, and partitions that they create.
+            changes_per_minute: administrative requests, but those about identity, and what they create, move or delete.
             timeout: in seconds.
 
         Raises:

@@ -119,7 +119,7 @@ class QuotaDescription:
     connections: int | None
     """Connections of the native protocol to a broker."""
     changes_per_minute: int | None
-    """Administrative requests, except those about identity, and partitions that they create."""
+    """Administrative requests, except those about identity, and what they create, move or delete."""
     set_by: str
     set_ms: int
     is_default: bool = False
