@@ -36,6 +36,10 @@ CACHED_BYTES = 64 << 20
 _TRIES = 10
 
 
+class _DeletionsGoneError(Exception):
+    """A compaction that does not regard the state has removed deletions that it has not read."""
+
+
 class DirectoryTableState:
     """State of one partition. One thread at a time."""
 
@@ -44,7 +48,7 @@ class DirectoryTableState:
         self.rows = RowOffsets()
         self._start_offset = 0
         self._epoch = -1
-        self._deletions_end = 0
+        self._deletions_end = self._removed_end = 0
         self._batches = PartitionBatches(cache)
 
     def catch_up(self) -> int:
@@ -59,6 +63,15 @@ class DirectoryTableState:
             self._begin()
         while self._start_offset < partition.log_start_offset:
             self._forget_below(partition.log_start_offset)
+        try:
+            self._continue(end_offset)
+        except _DeletionsGoneError:
+            self._begin()
+            return self.catch_up()
+        self.rows.expire(time.time_ns() // 1_000_000)
+        return end_offset
+
+    def _continue(self, end_offset: int) -> None:
         if self.rows.end_offset == self._start_offset < end_offset:
             start_offset = self.rows.end_offset
             self.rows = RowOffsets(self._read_all(start_offset, end_offset), start_offset)
@@ -68,13 +81,12 @@ class DirectoryTableState:
                 if change.offset >= self.rows.end_offset:  # A compacted batch may begin before it.
                     self.rows.apply(change)
             self.rows.end_offset = columns.header.end_offset
-        self.rows.expire(time.time_ns() // 1_000_000)
-        return end_offset
 
     def _begin(self) -> None:
         self.rows = RowOffsets()
         self.rows.end_offset = self._start_offset = self._partition.log_start_offset
         self._epoch, self._deletions_end = self._partition.leader_epoch, self._partition.missed_deletions_end
+        self._removed_end = self._partition.removed_deletions_end
         self._batches.clear()
 
     def _forget_below(self, start_offset: int) -> None:
@@ -86,6 +98,8 @@ class DirectoryTableState:
     def _read_all(self, offset: int, end_offset: int) -> Iterator[Columns]:
         while offset < end_offset:
             found = self._read(offset, READ_BYTES, end_offset)
+            if self._removed_end != self._partition.removed_deletions_end > offset:
+                raise _DeletionsGoneError
             if not found:
                 raise OffsetNotAvailableError(f"the log was cut off at offset {offset} meanwhile")
             for columns in found:

@@ -333,6 +333,40 @@ async def test_only_what_the_state_has_is_compacted(tmp_path: Path) -> None:
         assert await read(partition, b"filling") == {b"a": b"19" * 100}
 
 
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_a_state_made_during_a_compaction_has_no_deleted_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    """A topic that becomes a table may be in a compaction: the state has read a row, whose deletion is removed then."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
+    monkeypatch.setattr(table_module, "BUILT_BYTES", 1)
+    monkeypatch.setattr(table_module, "APPLIED_BYTES", 1)
+    config = replace(CONFIG, table="no", delete_retention_ms=0)
+    async with leading_partition(tmp_path) as partition:
+        partition.update_config(config)
+        await partition.update_log_settings()
+        for row, value in ((b"r", b"1"), (b"r", None), (b"s", b"2")):
+            made = encode_batch([value], [table_key(row, b"a")], base_timestamp_ms=AT_MS)
+            assert partition.appender.append_now([made], -1, committed=True) is not None
+            partition.on_flushed(partition.flush_blocking())
+            partition.open_log._writer.roll()
+        log, later_ms = partition.open_log, partition.context.now_ms() + 7_200_000
+        partition.update_config(replace(config, table="yes"))
+        decode = partition.table._decode
+        reports = []
+
+        def decode_and_compact(data: bytes, position: int) -> list[Columns]:
+            found = list(decode(data, position))
+            if not reports:
+                reports.append(log.compaction.compact(later_ms, 3))
+            return found
+
+        monkeypatch.setattr(partition.table, "_decode", decode_and_compact)
+        assert await read(partition, b"r") == {}
+        assert await read(partition, b"s") == {b"a": b"2"}
+        assert reports[0].removed_records == 2
+
+
 async def test_a_copy_from_the_start_lacks_what_was_deleted(tmp_path: Path) -> None:
     """Its chain is that of the log before, at the state's end, too."""
     async with leading_partition(tmp_path) as partition:

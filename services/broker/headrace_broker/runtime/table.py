@@ -205,12 +205,22 @@ class PartitionTable:
                 batches = await self._read(self._state.end_offset, APPLIED_BYTES, end_offset)
                 if not batches:
                     raise _cut_meanwhile(self._state.end_offset)
+                if self._lacks_deletions():
+                    self._truncations = -1
+                    return  # The caller looks again.
                 for columns in batches:
                     await self._apply(columns)
         except SliceCutError:
             pass  # Truncated meanwhile; the caller looks again.
         except OffsetOutOfRangeError:
             pass  # The log start has passed the state's end.
+
+    def _lacks_deletions(self) -> bool:
+        """Return whether deletions that the state has not read may have gone since it was begun.
+
+        A compaction ends before the state's end, but one that began when there was no table, or another state of it.
+        """
+        return self._deletions_end != self._partition.open_log.deletions_end > self._state.end_offset
 
     async def _apply(self, columns: Columns) -> None:
         """Apply the next batch. Between two turns of the event loop a row has all columns of a write, or none."""
@@ -292,7 +302,7 @@ class PartitionTable:
         except HeadraceError as error:
             self._partition.corruption.note_read_error(error)
             raise
-        if log.truncations == truncations:
+        if log.truncations == truncations and not self._lacks_deletions():
             self._begin(state, end_offset, crc)
             self._metrics.rebuild_seconds.observe(time.perf_counter() - started)
 
