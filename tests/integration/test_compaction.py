@@ -173,14 +173,25 @@ def test_a_replica_that_was_away_has_the_newest_records(cluster):
             cluster.wait_until_healthy()
 
 
+def begun_logs(admin, topic, broker_id):
+    """Return the logs of a topic at a broker that have records."""
+    return [log for log in admin.describe_logs(topic) if log.broker_id == broker_id and log.log_end_offset]
+
+
 def test_a_new_replica_copies_the_compacted_log(cluster):
-    """A replica that is added has the newest records, and no more of the others than the leader."""
+    """A replica that is added has the newest records, and no more than the leader of the others; a limit holds it."""
     with headrace.Admin(**client(cluster)) as admin:
         admin.create_topic("moved", assignments=[[1, 2]], config={**COMPACT, "min_insync_replicas": 1})
         newest = put_rounds(cluster, "moved")
         compacted(cluster, "moved", newest)
         assert 0 < max(log.compacted_offset for log in admin.describe_logs("moved")) <= KEYS * ROUNDS
-        admin.reassign_partitions({TopicPartition("moved", 0): [3]})
+        target = {TopicPartition("moved", 0): [3]}
+        admin.reassign_partitions(target, copy_bytes_per_second=1)
+        until(lambda: begun_logs(admin, "moved", 3), "the copy has begun")
+        read(cluster, "moved")
+        (move,) = admin.list_reassignments(["moved"])
+        assert (move.adding, 3 in move.in_sync_replicas) == ((3,), False), "a byte a second"
+        admin.reassign_partitions(target, copy_bytes_per_second=1 << 30)
         until(lambda: admin.describe_topic("moved").partitions[0].replicas == (3,), "it was moved")
         found = until(lambda: read(cluster, "moved"), "the new replica serves")
         assert {record.key: record.value for record in found} == newest

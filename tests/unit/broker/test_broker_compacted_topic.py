@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from headrace.log.log_compaction import LogCompaction
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.encoding import CompactedRange, column_parts, encode_batch, join_column
-from headrace.wire.errors import InvalidRequestError
+from headrace.wire.errors import InvalidRequestError, StorageFullError
+from headrace_broker.core.roles import Role
 from headrace_broker.runtime.maintenance import compact_partition
 
 from tests.unit.broker.test_broker_runtime import batch, leading_partition
@@ -96,3 +98,32 @@ async def test_a_topic_that_is_compacted_no_more(tmp_path: Path, monkeypatch: py
         assert len(looked) == (altered == "meanwhile")
         (header,) = partition.open_log.reader.headers(0)
         assert header.record_count == 2
+
+
+async def test_a_full_disk_refuses_appends_and_leaves_compaction_for_later(tmp_path: Path) -> None:
+    """The replica keeps serving what it has: a compaction without room harms neither its log nor a later one."""
+    async with leading_partition(tmp_path) as partition:
+        partition.config = COMPACT
+        await partition.update_log_settings()
+        keyed = [encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS) for number in range(4)]
+        for each in keyed:
+            assert partition.appender.append_now([each], -1, committed=True) is not None
+        partition.on_flushed(partition.flush_blocking())
+        log = partition.open_log
+        log._writer.roll()
+        before, files = log.reader.read(0, 1 << 20, 4).read(), sorted(os.listdir(log.directory))
+        log._state.environment.space.note_full()
+        refused = partition.appender.append_now([keyed[0]], -1, committed=True)
+        assert refused is not None
+        assert isinstance(refused.error, StorageFullError)
+        assert refused.error.retriable
+        assert not await compact_partition(partition, partition.context.now_ms())
+        assert (log.reader.read(0, 1 << 20, 4).read(), sorted(os.listdir(log.directory))) == (before, files)
+        assert partition.replica.role is Role.LEADING
+        log._state.environment.space.check()
+        assert await compact_partition(partition, partition.context.now_ms())
+        (header,) = log.reader.headers(0)
+        assert (header.record_count, header.end_offset) == (1, 4)
+        taken = partition.appender.append_now([keyed[0]], -1, committed=True)
+        assert taken is not None
+        assert taken.error is None
