@@ -21,7 +21,7 @@ COMPACTION = (
     Mutant(
         "older-record-of-a-key-stays",
         "H150",
-        "LogCompaction._select_newest",
+        "_select_newest",
         replace("reversed(part.chunks)", "part.chunks"),
         "A record of a later chunk goes in favour of an older one of its key.",
         Test(LOGS + "test_any_history", "Segments there are smaller than a chunk."),
@@ -29,7 +29,7 @@ COMPACTION = (
     Mutant(
         "keys-beyond-memory-not-compared",
         "H150",
-        "LogCompaction._select_newest",
+        "_select_newest",
         replace("next_hash = newer.next_hash", "next_hash = None"),
         "Of keys that do not fit into memory old records stay below the offset that says that none do.",
         Test(LOGS + "test_more_keys_than_memory", "The simulator has few keys."),
@@ -45,7 +45,7 @@ COMPACTION = (
     Mutant(
         "compacted-file-not-synced",
         "H152",
-        "LogCompaction._write",
+        "SegmentReplacement._write",
         drop("files.filesystem.fsync(file.descriptor)"),
         "A compacted segment replaces others before it is on the disk.",
         Test(LOGS + "test_crash_at_any_point", TOO_RARE),
@@ -53,7 +53,7 @@ COMPACTION = (
     Mutant(
         "compacted-name-not-synced",
         "H152 H36",
-        "LogCompaction._install",
+        "SegmentReplacement._install",
         drop("segments.filesystem.fsync_directory(state.directory)"),
         "Segments are removed while the name of what replaces them may be lost.",
         Test(LOGS + "test_crash_at_any_point", TOO_RARE),
@@ -93,7 +93,7 @@ COMPACTION = (
     Mutant(
         "batches-of-retries-compacted",
         "H48",
-        "LogCompaction._select_undeleted",
+        "_select_undeleted",
         never("header.base_offset in kept.batches and at_ms > now_ms - kept.batches_ms"),
         "After a restart a retry of an acknowledged batch is taken for a new one.",
         Test(LOGS + "test_batches_that_may_be_sent_again_stay", "Snapshots of producers hide it."),
@@ -101,7 +101,7 @@ COMPACTION = (
     Mutant(
         "deletions-removed-behind-kept-batches",
         "H150",
-        "LogCompaction._select",
+        "select_records",
         replace("kept._replace(deletions_from=part.whole_start)", "kept"),
         "A deletion goes, and what it deletes is in an earlier batch that stays.",
         Test(LOGS + "test_batches_that_may_be_sent_again_stay", NO_NULLS),

@@ -111,7 +111,7 @@ TABLES = (
     Mutant(
         "expired-records-not-told-to-followers",
         "H151",
-        "LogCompaction._select_undeleted",
+        "_select_undeleted",
         replace("not rows.all()", "columns is not None and not _undeleted(columns, header).all()"),
         "A follower that was away has the older value of what has expired, for ever.",
         Test(
@@ -123,8 +123,8 @@ TABLES = (
     Mutant(
         "expired-records-removed-at-once",
         "H150 I31",
-        "LogCompaction._select_undeleted",
-        replace("not is_kept and self._state.settings.expires_records", "self._state.settings.expires_records"),
+        "_select_undeleted",
+        replace("not is_kept and settings.expires_records", "settings.expires_records"),
         "What an expired record replaces stays in a batch that is kept, and is read again.",
         Test(
             "tests/unit/log/test_log_compaction.py::test_what_a_kept_batch_has_does_not_come_back",
@@ -140,6 +140,14 @@ TABLES = (
         Test(UNIT + "test_only_what_the_state_has_is_compacted", "Its states are kept up all the time."),
     ),
     Mutant(
+        "state-made-beside-a-compaction",
+        "H155",
+        "PartitionTable._lacks_deletions",
+        replace("self._deletions_end != self._partition.open_log.deletions_end > self._state.end_offset", "False"),
+        "A state keeps a row whose deletion went while it was made.",
+        Test(UNIT + "test_a_state_made_during_a_compaction_has_no_deleted_row", "Its topics do not become tables."),
+    ),
+    Mutant(
         "existing-row-purged",
         "H156",
         "check_deleted",
@@ -150,7 +158,7 @@ TABLES = (
     Mutant(
         "purged-row-in-a-batch-of-a-retry",
         "H156",
-        "LogCompaction._select_undeleted",
+        "_select_undeleted",
         replace("is_whole and (gone is None or not gone.any())", "is_whole"),
         "A batch that its producer may send again stays as it is, with a purged row.",
         Test("tests/unit/log/test_log_purge.py::test_young_segments_and_batches_of_retries_are_no_reason", PURGED),

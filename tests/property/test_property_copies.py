@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from headrace.log.log_compaction import Kept
+from headrace.log.record_selection import Kept
 from headrace.partition.copies import lacks_deletions
 from headrace.partition.fitting import LogPoint, fitting, gap
 from headrace.wire.batch import STAMP_BYTES, iter_batches, read_header, stamp

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import structlog
-from headrace.log import CorruptLogError, DiskLimits, PartitionLog, compacted_writer, log_compaction
+from headrace.log import (
+    CorruptLogError,
+    DiskLimits,
+    PartitionLog,
+    compacted_writer,
+    record_selection,
+    segment_replacement,
+)
 from headrace.log.directory import LogId
 from headrace.partition import producer_recovery
 from headrace.partition.producers import ProducerWindows
@@ -433,8 +440,8 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch.object(outgoing, "CHUNK_BYTES", 200))
             stack.enter_context(mock.patch.object(producer_recovery, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
-            stack.enter_context(mock.patch.object(log_compaction, "MANY_SEGMENTS", 3))
-            stack.enter_context(mock.patch.object(log_compaction, "KEY_MEMORY_BYTES", 1_000))
+            stack.enter_context(mock.patch.object(segment_replacement, "MANY_SEGMENTS", 3))
+            stack.enter_context(mock.patch.object(record_selection, "KEY_MEMORY_BYTES", 1_000))
             stack.enter_context(mock.patch.object(compacted_writer, "BATCH_BYTES", 500))
             stack.enter_context(mock.patch.object(compacted_writer, "PERIOD_MS", 1_000))
             stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))

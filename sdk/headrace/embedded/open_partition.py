@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from headrace.embedded.catalogue import DirectoryTopic
 from headrace.log.checkpoint import Mark
 from headrace.log.log import PartitionLog
-from headrace.log.log_compaction import CompactionReport, Kept
+from headrace.log.log_compaction import CompactionReport
 from headrace.log.log_reader import LogReader
+from headrace.log.record_selection import Kept
 from headrace.partition.batch_checks import AppendResult, Run, check_produced, find_compressed, inflatable, parts_of
 from headrace.partition.fitting import LogPoint, fitting
 from headrace.partition.log_settings import log_settings

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headrace.log.log_compaction import Kept
 from headrace.log.purged_records import PurgedRecords
+from headrace.log.record_selection import Kept
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.table_rows import MAX_KEYS
 from headrace.partition.table_state import RowOffsets

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.log import LogSettings
-from headrace.log.log_compaction import Kept
+from headrace.log.record_selection import Kept
 from headrace.wire.batch import iter_batches, read_header
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from headrace.log import compacted_writer
-from headrace.log.log_compaction import Kept
+from headrace.log.record_selection import Kept
 from headrace.wire.batch import read_header
 from headrace.wire.encoding import encode_batch
 from headrace.wire.ids import Offset

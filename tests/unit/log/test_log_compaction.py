@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from headrace.log import LogSettings
-from headrace.log import log_compaction as module
+from headrace.log import LogSettings, log_compaction, record_selection
 from headrace.log.compacted_writer import Mask
+from headrace.log.log_compaction import DELETIONS_EVERY_MS, CompactionReport
 from headrace.log.newer_keys import NewerKeys
+from headrace.log.record_selection import NOTHING_KEPT, Kept
 from headrace.log.segment import SegmentName, replaced_segments, segment_names
 from headrace.log.timestamps import TimestampKind
 from headrace.wire.batch import NONE_REMOVED, iter_batches, read_header
@@ -59,7 +60,7 @@ class Table:
             time = times[row] if times else self.bench.now_ms
             self.appended[offset + row] = offset + row, key, value, time, names[row] if names else ()
 
-    def compact(self, *, force: bool = True, kept: module.Kept = module.NOTHING_KEPT) -> module.CompactionReport | None:
+    def compact(self, *, force: bool = True, kept: Kept = NOTHING_KEPT) -> CompactionReport | None:
         """Compact everything but the active segment; without `force` if that is due."""
         compaction, now_ms, end_offset = self.log.compaction, self.bench.now_ms, self.log.log_end_offset
         return compaction.compact(now_ms, end_offset, kept) if force or compaction.is_due(now_ms, end_offset) else None
@@ -282,10 +283,10 @@ def test_what_a_kept_batch_has_does_not_come_back(bench: Bench) -> None:
     table.put([(key, b"newer")], expires_ms=bench.now_ms)
     table.roll()
     bench.now_ms += 10
-    table.compact(kept=module.Kept(frozenset([0]), 1_000))
+    table.compact(kept=Kept(frozenset([0]), 1_000))
     assert table.keys() == [key, key]
     bench.now_ms += 1_000
-    table.compact(kept=module.Kept(frozenset([0]), 1_000))
+    table.compact(kept=Kept(frozenset([0]), 1_000))
     assert table.keys() == []
 
 
@@ -304,8 +305,8 @@ def test_record_without_key_stays(bench: Bench) -> None:
 @pytest.mark.parametrize("memory_bytes", [1, 200, 1_000])
 def test_more_keys_than_memory(bench: Bench, monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
     """Keys that do not fit are compared one part after another, with all records."""
-    monkeypatch.setattr(module, "KEY_MEMORY_BYTES", memory_bytes)
-    monkeypatch.setattr(module, "CHUNK_KEY_BYTES", memory_bytes // 4)
+    monkeypatch.setattr(record_selection, "KEY_MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(record_selection, "CHUNK_KEY_BYTES", memory_bytes // 4)
     table = filled(bench)
     assert table.compact() is not None
     assert len(table.keys()) == 10
@@ -437,11 +438,11 @@ def test_batches_that_may_be_sent_again_stay(bench: Bench) -> None:
     table.put([(b"a", b"2"), (b"b", None)])
     table.roll()
     bench.now_ms += 1
-    assert table.compact(kept=module.Kept(frozenset({0}), 1_000)) is not None
+    assert table.compact(kept=Kept(frozenset({0}), 1_000)) is not None
     assert [entry[0] for entry in table.entries()] == [0, 1, 2, 3]
     table.reopen()
     bench.now_ms += 1_000
-    assert table.compact(kept=module.Kept(frozenset({0}), 1_000)) is not None
+    assert table.compact(kept=Kept(frozenset({0}), 1_000)) is not None
     assert [entry[0] for entry in table.entries()] == [2]
 
 
@@ -497,9 +498,7 @@ def drawn(table: Table, chance: random.Random) -> None:
     elif what < 0.9:
         bases = [header.base_offset for header in table.log.reader.headers(0)] if table.appended else []
         sent_again = frozenset(chance.sample(bases, min(len(bases), chance.choice((0, 0, 1, 5)))))
-        kept = module.Kept(
-            sent_again, chance.choice((1_000, DAY_MS)), chance.choice((1 << 60, table.log.log_end_offset // 2))
-        )
+        kept = Kept(sent_again, chance.choice((1_000, DAY_MS)), chance.choice((1 << 60, table.log.log_end_offset // 2)))
         table.compact(force=chance.random() < 0.5, kept=kept)
     elif what < 0.95:
         table.log.retention.remove_deleted_files(table.bench.now_ms)
@@ -513,9 +512,9 @@ def test_any_history(bench: Bench, monkeypatch: pytest.MonkeyPatch, seed: int) -
     """Whatever was appended, deleted and compacted, the newest record of each key is read, none is changed."""
     chance = random.Random(seed)
     if seed % 2:
-        monkeypatch.setattr(module, "KEY_MEMORY_BYTES", 200)
+        monkeypatch.setattr(record_selection, "KEY_MEMORY_BYTES", 200)
     if seed % 3:
-        monkeypatch.setattr(module, "CHUNK_RECORDS", seed)
+        monkeypatch.setattr(record_selection, "CHUNK_RECORDS", seed)
     table = Table(bench, segment_bytes=chance.choice((400, 2_000, 20_000)), delete_retention_ms=DAY_MS)
     for _ in range(150):
         drawn(table, chance)
@@ -574,14 +573,14 @@ def test_truncation_during_a_compaction(bench: Bench, monkeypatch: pytest.Monkey
     for number in range(30):
         table.put([(b"k%d" % number, b"v")])
     table.roll()
-    select = table.log.compaction._select
+    select = log_compaction.select_records
 
     def select_and_cut(*arguments: object) -> None:
         select(*arguments)  # type: ignore[arg-type]
         table.log.truncate_to(20)
         table.appended = {offset: entry for offset, entry in table.appended.items() if offset < 20}
 
-    monkeypatch.setattr(table.log.compaction, "_select", select_and_cut)
+    monkeypatch.setattr(log_compaction, "select_records", select_and_cut)
     assert table.compact() is None
     monkeypatch.undo()
     table.check()
@@ -599,6 +598,6 @@ def test_deletions_that_never_go(bench: Bench) -> None:
     table.roll()
     assert table.compact(force=False) is not None
     assert table.compact(force=False) is None
-    bench.now_ms += module.DELETIONS_EVERY_MS
+    bench.now_ms += DELETIONS_EVERY_MS
     assert table.compact(force=False) is not None
     assert table.keys() == [None, b"a"]

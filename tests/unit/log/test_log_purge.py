@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from headrace.log import log_compaction as module
+from headrace.log.log_compaction import CompactionReport
 from headrace.log.purged_records import PurgedRecords
+from headrace.log.record_selection import NOTHING_KEPT, Kept
 from headrace.wire.table_keys import row_start, rows_start, table_key
 
 from tests.unit.log.conftest import Bench
@@ -26,7 +27,7 @@ def filled(bench: Bench, **settings: int) -> Table:
     return table
 
 
-def purge(table: Table, *, kept: module.Kept = module.NOTHING_KEPT, **wanted: object) -> module.CompactionReport:
+def purge(table: Table, *, kept: Kept = NOTHING_KEPT, **wanted: object) -> CompactionReport:
     """Purge as a broker does."""
     purged = PurgedRecords(**{"before_offset": table.log.log_end_offset, **wanted})  # type: ignore[arg-type]
     end_offset = table.log.close_below(purged.before_offset)
@@ -78,7 +79,7 @@ def test_young_segments_and_batches_of_retries_are_no_reason(bench: Bench) -> No
     table = filled(bench, min_compaction_lag_ms=DAY_MS, max_compaction_lag_ms=2 * DAY_MS)
     for _ in range(2):
         table.put([(BEN, b"ben")])
-    kept = module.Kept(frozenset(header.base_offset for header in table.log.reader.headers(0)), DAY_MS)
+    kept = Kept(frozenset(header.base_offset for header in table.log.reader.headers(0)), DAY_MS)
     purge(table, kept=kept, row_starts=frozenset([row_start(b"ada")]))
     assert stored(bench) == {"bob", "ben", "keep"}
     assert table.keys().count(BEN) == 2, "what is kept is not compacted"
@@ -89,13 +90,13 @@ def test_what_is_not_committed_is_not_purged(bench: Bench) -> None:
     table = filled(bench)
     end_offset = table.log.close_below(table.log.log_end_offset)
     purged = PurgedRecords(end_offset, deleted=True)
-    assert table.log.compaction.purge(bench.now_ms, end_offset - 1, module.NOTHING_KEPT, purged, end_offset) is None
+    assert table.log.compaction.purge(bench.now_ms, end_offset - 1, NOTHING_KEPT, purged, end_offset) is None
     assert stored(bench) == set(ALL)
 
 
 def test_an_empty_log_has_nothing_to_purge(bench: Bench) -> None:
     table = Table(bench)
-    assert purge(table, deleted=True) == module.CompactionReport(0, 0, 0, 0, 0)
+    assert purge(table, deleted=True) == CompactionReport(0, 0, 0, 0, 0)
     table.put([(ADA, b"ada")])
     assert purge(table, before_offset=0, deleted=True).removed_records == 0
     assert table.keys() == [ADA]
@@ -107,7 +108,7 @@ def test_a_file_that_is_read_is_waited_for(bench: Bench) -> None:
     purged = PurgedRecords(int(table.log.log_end_offset), deleted=True)
     end_offset = table.log.close_below(purged.before_offset)
     with table.log.reader.read(0, 1 << 20, end_offset):
-        table.log.compaction.purge(bench.now_ms, end_offset, module.NOTHING_KEPT, purged, end_offset)
+        table.log.compaction.purge(bench.now_ms, end_offset, NOTHING_KEPT, purged, end_offset)
         assert table.log.retention.purge_deleted_files() == 1
         assert "ada" in stored(bench)
     assert table.log.retention.purge_deleted_files() == 0

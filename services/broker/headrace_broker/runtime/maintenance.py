@@ -11,7 +11,7 @@ import structlog
 from headrace.log.directory import DataDirectory
 from headrace.log.errors import REFUSALS, RETRY_AFTER_MS, SliceCutError
 from headrace.log.log import PartitionLog
-from headrace.log.log_compaction import Kept
+from headrace.log.record_selection import Kept
 from headrace.wire.batch import MAX_OFFSET
 from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError
 from headrace.wire.ids import Offset
