@@ -140,7 +140,7 @@ TABLES = (
         Test(UNIT + "test_only_what_the_state_has_is_compacted", "Its states are kept up all the time."),
     ),
     Mutant(
-        "state-made-beside-a-compaction",
+        "state-made-during-a-compaction",
         "H155",
         "PartitionTable._lacks_deletions",
         replace("self._deletions_end != self._partition.open_log.deletions_end > self._state.end_offset", "False"),

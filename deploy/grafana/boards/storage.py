@@ -44,6 +44,16 @@ BOARD = Dashboard(
                     Query(f"headrace_broker_log_segments{{{HERE}}}", "{{instance}}"),
                 ),
                 graph(
+                    "Not compacted",
+                    "Share of all logs that no compaction has reached. If it rises, writes are faster than compaction.",
+                    "percentunit",
+                    Query(
+                        f"headrace_broker_uncompacted_bytes{{{HERE}}} / headrace_broker_log_bytes{{{HERE}}}",
+                        "{{instance}}",
+                    ),
+                    highest=1.0,
+                ),
+                graph(
                     "Segments removed",
                     "Removed by retention and DeleteRecords.",
                     "short",

@@ -87,6 +87,7 @@ class LogCompaction:
         self._compacted_ms = -DELETIONS_EVERY_MS
         # Up to here the segments have been compacted.
         self._compacted_end = min(self._ends.unique, state.end.offset)
+        self._due_ms: int | None = None
 
     @property
     def deletions_end(self) -> int:
@@ -100,6 +101,17 @@ class LogCompaction:
     def end_offset(self) -> int:
         """Offset below which the records have been compared with each other."""
         return self._compacted_end
+
+    @property
+    def uncompacted_bytes(self) -> int:
+        """Bytes of the segments that have not been compacted, the active one included."""
+        with self._segments.lock:
+            items = self._segments.items
+            return sum(segment.size_bytes for segment in items if segment.base_offset >= self._compacted_end)
+
+    def overdue_ms(self, now_ms: int) -> int:
+        """Return for how long the log has been due each time that this was looked at; 0 if it was not at the last."""
+        return 0 if self._due_ms is None else max(0, now_ms - self._due_ms)
 
     def settle_opened(self) -> None:
         """Adapt to the end of the log that was recovered. Raises OSError."""
@@ -246,6 +258,13 @@ class LogCompaction:
 
         It is if enough of the closed segments has not been compacted, one of them for long, or deletions are old.
         """
+        if not self._is_due(now_ms, high_watermark):
+            self._due_ms = None
+        elif self._due_ms is None:
+            self._due_ms = now_ms
+        return self._due_ms is not None
+
+    def _is_due(self, now_ms: int, high_watermark: int) -> bool:
         settings, parts = self._state.settings, self._parts(now_ms, high_watermark)
         dirty = [part for part in parts if part.end_offset > self._compacted_end]
         total_bytes = sum(part.segment.size_bytes for part in parts)

@@ -149,6 +149,12 @@ class BrokerMetrics:
         self.compaction_removed_records = counter(
             "compaction_removed_records", "Records removed by compaction, replaced by newer ones or deleted"
         )
+        self.uncompacted_bytes = gauge(
+            "uncompacted_bytes", "Bytes of the logs of compacted topics that no compaction has reached"
+        )
+        self.compaction_lag_seconds = gauge(
+            "compaction_lag_seconds", "Time for which compaction has not caught up with a log, of the worst log"
+        )
         self.tables = TableMetrics(PREFIX, registry)
         self.replaced_logs = counter("replaced_logs", "Corrupt logs set aside and copied again from another replica")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")

@@ -13,8 +13,9 @@ from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.encoding import CompactedRange, column_parts, encode_batch, join_column
 from headrace.wire.errors import InvalidRequestError, StorageFullError
 from headrace_broker.core.roles import Role
-from headrace_broker.runtime.maintenance import compact_partition
+from headrace_broker.runtime.maintenance import compact_partition, note_sizes
 
+from tests.fakes.manual_clock import ManualClock
 from tests.unit.broker.test_broker_runtime import batch, leading_partition
 
 COMPACT = replace(TopicConfig(), cleanup_policy="compact")
@@ -98,6 +99,38 @@ async def test_a_topic_that_is_compacted_no_more(tmp_path: Path, monkeypatch: py
         assert len(looked) == (altered == "meanwhile")
         (header,) = partition.open_log.reader.headers(0)
         assert header.record_count == 2
+
+
+async def test_a_log_that_waits_for_its_compaction_is_measured(tmp_path: Path) -> None:
+    """Bytes that were not compacted, and for how long the log has been due: 0 once it is not, and of other topics."""
+    async with leading_partition(tmp_path) as partition:
+        context, metrics = partition.context, partition.context.metrics
+        assert isinstance(context.clock, ManualClock)
+
+        def measured() -> tuple[float, float]:
+            note_sizes([partition], context, context.now_ms())
+            return metrics.uncompacted_bytes._value.get(), metrics.compaction_lag_seconds._value.get()
+
+        keyed = [encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS) for number in range(4)]
+        for each in keyed:
+            assert partition.appender.append_now([each], -1, committed=True) is not None
+        partition.on_flushed(partition.flush_blocking())
+        assert measured() == (0, 0)
+        partition.config = COMPACT
+        await partition.update_log_settings()
+        partition.open_log._writer.roll()
+        size_bytes = partition.open_log.size_bytes
+        space = partition.open_log._state.environment.space
+        space.note_full()
+        assert not await compact_partition(partition, context.now_ms())
+        context.clock.advance(60_000)
+        assert not await compact_partition(partition, context.now_ms())
+        assert measured() == (size_bytes, 60)
+        space.check()
+        assert await compact_partition(partition, context.now_ms())
+        assert measured()[0] == 0
+        assert not await compact_partition(partition, context.now_ms())
+        assert measured() == (0, 0)
 
 
 async def test_a_full_disk_refuses_appends_and_leaves_compaction_for_later(tmp_path: Path) -> None:

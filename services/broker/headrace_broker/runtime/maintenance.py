@@ -60,9 +60,7 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
         context.metrics.disk_total_bytes.set(usage.total_bytes)
         context.metrics.appends_rejected_disk_full.set(usage.refusing)
         if rounds % SIZES_ROUNDS == 0:
-            logs = [found for partition in replica_manager.partitions if (found := partition.log) is not None]
-            context.metrics.log_bytes.set(sum(found.size_bytes for found in logs))
-            context.metrics.log_segments.set(sum(found.segment_count for found in logs))
+            note_sizes(replica_manager.partitions, context, context.now_ms())
         rounds += 1
         if usage.refusing != refusing:
             refusing = usage.refusing
@@ -82,6 +80,16 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
         await replica_manager.note_metadata()
         await replica_manager.deletion.delete_due()
         await replica_manager.reopen_refused()
+
+
+def note_sizes(partitions: Sequence[Partition], context: PartitionContext, now_ms: int) -> None:
+    """Set the metrics of the sizes of all logs, and of what compaction has not reached."""
+    metrics, logs = context.metrics, [found for partition in partitions if (found := partition.log) is not None]
+    metrics.log_bytes.set(sum(found.size_bytes for found in logs))
+    metrics.log_segments.set(sum(found.segment_count for found in logs))
+    compacted = [found.compaction for partition in partitions if (found := _log_to_compact(partition)) is not None]
+    metrics.uncompacted_bytes.set(sum(each.uncompacted_bytes for each in compacted))
+    metrics.compaction_lag_seconds.set(max((each.overdue_ms(now_ms) for each in compacted), default=0) / 1000)
 
 
 async def keep_high_watermarks(context: PartitionContext) -> None:
