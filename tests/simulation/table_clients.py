@@ -165,7 +165,7 @@ class TableClient(Client):
 
     def _topic_of_producer(self) -> bytes:
         """Return the topic to which rows are put at once: the producer of the table has metadata of its own."""
-        producer = None if self._table is None else self._table._producer
+        producer = None if self._table is None else self._table._bulk._producer
         topic = None if producer is None else producer._core.sender.cluster_metadata.topic(TOPIC)
         return self._topic() if topic is None else topic.topic_id
 

@@ -5,55 +5,29 @@ async with headrace.aio.Table("users") as users:
     row = await users.get("u17")
 """
 
-import threading
-import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
-from itertools import islice
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
-from headrace.client.base.acompat import result_async
 from headrace.client.base.config import TableConfig, build, client_repr
-from headrace.client.base.errors import ConfigError, ForkedError
+from headrace.client.base.errors import ConfigError
 from headrace.client.base.forking import ForkGuard
-from headrace.client.base.operations import Operation, aexecute
 from headrace.client.base.settings_types import TableSettings
-from headrace.client.base.side_by_side_async import AsyncSideBySide
 from headrace.client.base.unclosed import warn_unclosed
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.transport import open_connections_async
-from headrace.client.producer.producer_async import Producer
+from headrace.client.table.bulk_puts_async import AsyncBulkPuts
 from headrace.client.table.previews import preview_html_async
 from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
-from headrace.client.table.row_writes import (
-    RowChunk,
-    RowWrites,
-    Versions,
-    bulk_settings,
-    checked_ttl_ms,
-    given_rows,
-    parts_of,
-)
+from headrace.client.table.row_writes import Versions, checked_ttl_ms
 from headrace.client.table.rows import Row, TableCount, TablePartition, column_slice, key_of
-from headrace.client.table.table_operations import (
-    KEYS_AT_ONCE,
-    ReadFrom,
-    ScanPage,
-    ScanRange,
-    TableOperations,
-    is_repeatable,
-    scan_range,
-)
+from headrace.client.table.table_calls_async import AsyncTableCalls
+from headrace.client.table.table_operations import KEYS_AT_ONCE, ReadFrom, TableOperations, scan_range
 from headrace.display.progress import progress_bar
 from headrace.v1.tables_pb2 import ColumnSlice
-from headrace.wire.errors import HeadraceError, OffsetNotAvailableError, TimedOutError
+from headrace.wire.errors import OffsetNotAvailableError, TimedOutError
 from headrace.wire.table_keys import ABSENT
 
-Result = TypeVar("Result")
-
-MAX_IN_FLIGHT = 16
-"""Calls of one `get_many` or `count` that are in flight at the same time."""
 SCANNED_PARTITIONS = 4
 """Partitions of which a scan has a page, or asks for one."""
 ARROW_PARTITIONS = 8
@@ -84,10 +58,9 @@ class AsyncTable:
         self._connections = open_connections_async("Table", config)
         self._operations = TableOperations(name, config, BootstrapClient(config))
         self._purges = PurgeOperations(name, config, BootstrapClient(config))
-        self._producer_lock = threading.Lock()
-        self._producer: Producer | None = None
+        self._calls = AsyncTableCalls(self._operations, self._connections.run_step)
+        self._bulk = AsyncBulkPuts(name, config, self._operations, self._calls)
         self._fork = ForkGuard(self._after_fork)
-        self._is_forked = False
 
     async def __aenter__(self) -> "AsyncTable":
         return self
@@ -104,16 +77,13 @@ class AsyncTable:
 
     def __del__(self) -> None:
         connections = getattr(self, "_connections", None)  # Not set after wrong settings.
-        if connections is not None and connections.is_open and not self._is_forked:
+        if connections is not None and connections.is_open and not self._calls.is_forked:
             warn_unclosed(self)
 
     async def close(self) -> None:
         """Close the connections; calls in flight fail. Calling it again does nothing."""
-        if not self._is_forked:
-            with self._producer_lock:
-                producer, self._producer = self._producer, None
-            if producer is not None:
-                await producer.close()
+        if not self._calls.is_forked:
+            await self._bulk.close()
             await self._connections.close()
 
     # --- reads ---
@@ -167,14 +137,14 @@ class AsyncTable:
     ) -> list[Row | None]:
         rows, operations = list(map(key_of, keys)), self._operations
         deadline = operations.deadline(timeout)
-        groups = await self._run(operations.group_keys(rows, deadline))
+        groups = await self._calls.run(operations.group_keys(rows, deadline))
         reads = [
             operations.get_rows(number, group[start : start + KEYS_AT_ONCE], columns, wanted, deadline)
             for number, group in groups.items()
             for start in range(0, len(group), KEYS_AT_ONCE)
         ]
         found: dict[bytes, Row | None] = {}
-        for part in await self._run_all(reads):
+        for part in await self._calls.run_all(reads):
             found.update(part)
         return [found[key] for key in rows]
 
@@ -206,7 +176,9 @@ class AsyncTable:
             timeout: seconds, for each page.
         """
         wanted = scan_range(prefix, start, end, columns, page_rows)
-        pages = self._pages(wanted, partitions, self._operations.scan_page, SCANNED_PARTITIONS, consistency, timeout)
+        pages = self._calls.pages(
+            wanted, partitions, self._operations.scan_page, SCANNED_PARTITIONS, consistency, timeout
+        )
         try:
             async for page in pages:
                 for row in self._operations.rows_of(page):
@@ -254,7 +226,7 @@ class AsyncTable:
         form = ArrowRows(self._config, columns, key_column, version_column)
         wanted = scan_range(prefix, start, end, columns, page_rows)
         read, most = self._operations.scan_whole_page, ARROW_PARTITIONS
-        pages = self._pages(wanted, partitions, read, most, consistency, timeout, takes_turns=True)
+        pages = self._calls.pages(wanted, partitions, read, most, consistency, timeout, takes_turns=True)
         try:
             async for page in pages:
                 if page.rows:
@@ -310,49 +282,6 @@ class AsyncTable:
         )
         return table.to_pandas()
 
-    async def _pages(
-        self,
-        wanted: ScanRange,
-        partitions: Sequence[int] | None,
-        read: Callable[[int, ScanRange, str, float | None], Operation[ScanPage]],
-        most: int,
-        consistency: str,
-        timeout: float | None,
-        *,
-        takes_turns: bool = False,
-    ) -> AsyncGenerator[ScanPage]:
-        """Yield the pages of a scan, and ask for at most `most` ahead, one of each partition.
-
-        All pages of a partition come before those of the next one, unless they take turns.
-        """
-        ahead = AsyncSideBySide(self._connections.run_step)
-        numbers = await self._numbers(partitions, timeout)
-
-        def page_at(number: int, place: bytes) -> Operation[ScanPage]:
-            return read(number, wanted._replace(start=place), consistency, timeout)
-
-        def first_pages(most: int) -> list[tuple[int, bytes, Any]]:
-            return [(each, wanted.start, ahead.start(page_at(each, wanted.start))) for each in islice(numbers, most)]
-
-        try:
-            left = deque(first_pages(most))
-            while left:
-                number, place, started = left.popleft()
-                try:
-                    page = await ahead.result(started)
-                except HeadraceError as error:  # Its time may have passed while the application did other things.
-                    if not is_repeatable(error):
-                        raise
-                    page = await self._run(page_at(number, place))
-                if page.next_key is None:
-                    left.extend(first_pages(1))
-                else:
-                    following = (number, page.next_key, ahead.start(page_at(number, page.next_key)))
-                    left.insert(len(left) if takes_turns else 0, following)
-                yield page
-        finally:
-            ahead.close()
-
     async def count(self, *, consistency: str = "leader", timeout: float | None = None) -> TableCount:
         """Return the number of rows and columns. The partitions are asked side by side."""
         counts = await self.describe_partitions(consistency=consistency, timeout=timeout)
@@ -363,8 +292,8 @@ class AsyncTable:
     ) -> list[TablePartition]:
         """Return what partitions have, all of them by default, and how much memory their keys take."""
         deadline = self._operations.deadline(timeout)
-        numbers = await self._numbers(partitions, timeout)
-        return await self._run_all([self._operations.count(number, consistency, deadline) for number in numbers])
+        numbers = await self._calls.numbers(partitions, timeout)
+        return await self._calls.run_all([self._operations.count(number, consistency, deadline) for number in numbers])
 
     async def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> AsyncIterator[Row | None]:
         """Yield a row as it is now, and again after each change of it; `None` while it does not exist.
@@ -380,7 +309,7 @@ class AsyncTable:
         offset, version = 0, None
         while True:
             try:
-                row, as_of_offset = await self._run(self._operations.look(key, wanted, offset, WATCH_S))
+                row, as_of_offset = await self._calls.run(self._operations.look(key, wanted, offset, WATCH_S))
             except (OffsetNotAvailableError, TimedOutError):
                 continue  # No write to the partition.
             offset = as_of_offset + 1
@@ -420,7 +349,7 @@ class AsyncTable:
         if not columns:
             raise ConfigError("columns is empty", action="Name at least one; delete removes a row.")
         ttl_ms = checked_ttl_ms(ttl)
-        return await self._run(
+        return await self._calls.run(
             self._operations.write(key, columns, if_version=if_version, ttl_ms=ttl_ms, timeout=timeout)
         )
 
@@ -448,51 +377,7 @@ class AsyncTable:
             PutManyError: If a row was not written, or if that is not known; it names the row, and has the versions of
                 those that were written.
         """
-        given, ttl_ms = given_rows(rows, self._config, key_column, delete_nulls), checked_ttl_ms(ttl)
-        partitions, table_ttl_ms = await self._run(self._operations.bulk_target(self._operations.deadline(None)))
-        lives_ms = ttl_ms or table_ttl_ms
-        producer, writes = self._bulk_producer(), RowWrites(partitions, given.serializer)
-        sent: deque[tuple[RowChunk, int, int, Any]] = deque()
-        with progress_bar(f"put rows into {self._name}", "rows", given.total) as bar:
-            for chunk in writes.chunks(given.rows):
-                headers = chunk.headers(time.time_ns() // 1_000_000 + lives_ms) if lives_ms else None
-                try:
-                    batches = await producer.send_many(
-                        self._name,
-                        chunk.values,
-                        keys=chunk.keys,
-                        headers=headers,
-                        partition=chunk.partition,
-                        group_ends=chunk.ends,
-                    )
-                except HeadraceError as error:
-                    writes.note_refused(chunk, error)
-                    break
-                sent.extend(parts_of(chunk, batches.parts))
-                bar.reach(writes.count)
-                while sent and sent[0][-1].done():
-                    await self._settle(writes, *sent.popleft())
-                if writes.has_failed:
-                    break
-            while sent:
-                await self._settle(writes, *sent.popleft())
-                bar.reach(writes.count)
-        return writes.versions()
-
-    async def _settle(self, writes: RowWrites, chunk: RowChunk, first: int, records: int, future: Any) -> None:
-        """Wait for the acknowledgement of some records, and note it."""
-        try:
-            metadata = await result_async(future, None)
-        except HeadraceError as error:
-            writes.note_records_failed(chunk, first, error)
-        else:
-            writes.note_written(chunk, first, records, metadata.offset)
-
-    def _bulk_producer(self) -> Producer:
-        with self._producer_lock:
-            if self._producer is None:
-                self._producer = Producer(**bulk_settings(self._config))
-            return self._producer
+        return await self._bulk.put(rows, key_column, checked_ttl_ms(ttl), delete_nulls=delete_nulls)
 
     async def delete(
         self,
@@ -510,7 +395,7 @@ class AsyncTable:
         gone = None if columns is None else dict.fromkeys(columns)
         if gone is not None and not gone:
             raise ConfigError("columns is empty", action="Leave it out to delete the row.")
-        await self._run(self._operations.write(key, gone, if_version=if_version, ttl_ms=0, timeout=timeout))
+        await self._calls.run(self._operations.write(key, gone, if_version=if_version, ttl_ms=0, timeout=timeout))
 
     async def purge(
         self,
@@ -538,44 +423,15 @@ class AsyncTable:
         if bool(rows) + (prefix is not None) + deleted != 1:
             raise ConfigError("purge takes keys, or prefix, or deleted", action="Name the rows in one way.")
         begin = None if prefix is None else key_of(prefix)
-        for wanted in await self._run(self._operations.purged_partitions(rows, begin, deleted, timeout)):
+        for wanted in await self._calls.run(self._operations.purged_partitions(rows, begin, deleted, timeout)):
             for key in wanted.keys:
                 await self.delete(key, timeout=timeout)
             if begin is not None:
                 async for row in self.scan(prefix=begin, partitions=[wanted.partition], timeout=timeout):
                     await self.delete(row.key, timeout=timeout)
-            before = await self._run(self._operations.committed(wanted.partition, timeout))
-            for broker_id in await self._run(self._purges.replicas(wanted.partition, timeout)):
-                yield await self._run(self._purges.purge(wanted, broker_id, before, timeout))
-
-    async def _numbers(self, partitions: Sequence[int] | None, timeout: float | None) -> Iterator[int]:
-        """Return the partitions to read."""
-        deadline = self._operations.deadline(timeout)
-        count = await self._run(self._operations.partitions(deadline))
-        return iter(range(count) if partitions is None else partitions)
-
-    async def _run_all(self, operations: Sequence[Operation[Result]]) -> list[Result]:
-        """Run operations side by side, `MAX_IN_FLIGHT` at a time; return their results in their order."""
-        if len(operations) == 1:
-            return [await self._run(operations[0])]
-        side_by_side = AsyncSideBySide(self._connections.run_step)
-        results: list[Result] = []
-        started: deque[Any] = deque()
-        try:
-            for operation in operations:
-                if len(started) == MAX_IN_FLIGHT:
-                    results.append(await side_by_side.result(started.popleft()))
-                started.append(side_by_side.start(operation))
-            while started:
-                results.append(await side_by_side.result(started.popleft()))
-        finally:
-            side_by_side.close()
-        return results
-
-    async def _run(self, operation: Operation[Result]) -> Result:
-        if self._is_forked:
-            raise ForkedError("Table")
-        return await aexecute(operation, self._connections.run_step)
+            before = await self._calls.run(self._operations.committed(wanted.partition, timeout))
+            for broker_id in await self._calls.run(self._purges.replicas(wanted.partition, timeout)):
+                yield await self._calls.run(self._purges.purge(wanted, broker_id, before, timeout))
 
     def _after_fork(self) -> None:
-        self._is_forked = True
+        self._calls.is_forked = True
