@@ -50,6 +50,7 @@ EXCLUDED: dict[str, str] = {
     "test_a_replica_that_was_away_has_the_newest_records": _NO_REPLICA,
     "test_a_new_replica_copies_the_compacted_log": _NO_REPLICA,
     "test_a_compacted_segment_that_rots_is_copied_anew": _NO_REPLICA,
+    "test_levels_of_the_guide_keep_their_promises": _NO_REPLICA,
     "test_other_languages_read_json": _NO_GRPC,
 }
 """Tests by name, with the reason."""

@@ -14,6 +14,7 @@ import headrace
 import pytest
 from headrace import ABSENT, Admin, ConfigError, InvalidRequestError, Table, VersionConflictError, aio
 from headrace.client.base.partitioner import partition_for_key
+from headrace.wire.errors import NotEnoughReplicasError, Outcome
 from headrace.wire.table_keys import table_key
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
@@ -595,6 +596,44 @@ def test_nothing_put_at_once_is_lost_when_leaders_are_killed(cluster, create):
         until(lambda: table.count().rows >= len(written), "all rows")
         for key, row in zip(written, table.get_many(written), strict=True):
             assert row.version == written[key] or (IS_ON and row.version > written[key])  # Of a call that was killed.
+
+
+def test_levels_of_the_guide_keep_their_promises(cluster):
+    """A broker fails, then a majority: "From Cassandra" in the guide of tables, QUORUM and ALL, reads of both kinds."""
+    clients = {"bootstrap_servers": cluster.bootstrap_servers}
+
+    def in_sync(*broker_ids):
+        topics = (admin.describe_topic(name) for name in ("quorum", "every"))
+        return all(topic.partitions[0].in_sync_replicas == broker_ids for topic in topics)
+
+    with Admin(**clients) as admin, Table("quorum", **clients) as quorum, Table("every", **clients) as every:
+        for name, least in (("quorum", 2), ("every", 3)):
+            admin.create_topic(name, assignments=[[1, 2, 3]], config=TABLE | {"min_insync_replicas": least})
+        until(lambda: in_sync(1, 2, 3), "all replicas are in sync")
+        for table in (quorum, every):
+            table.put("k", {"v": "1"})
+        cluster.broker(3).kill()
+        try:
+            until(lambda: in_sync(1, 2), "broker 3 has left")
+            version = quorum.put("k", {"v": "2"})
+            with pytest.raises(NotEnoughReplicasError) as refused:
+                every.put("k", {"v": "2"}, timeout=2)
+            assert refused.value.outcome is Outcome.NOT_APPLIED
+            assert every.get("k")["v"] == "1"
+            cluster.broker(1).kill()
+            until(lambda: admin.describe_topic("quorum").partitions[0].leader_id == 2, "broker 2 leads")
+            assert quorum.get("k").version == version, "what was acknowledged"
+            assert quorum.get("k", consistency="replica", min_offset=version + 1)["v"] == "2"
+            with pytest.raises(NotEnoughReplicasError):
+                quorum.put("k", {"v": "3"}, timeout=2)
+            assert quorum.get("k")["v"] == "2"
+        finally:
+            for broker_id in (1, 3):
+                cluster.restart(cluster.broker(broker_id))
+            cluster.wait_until_healthy()
+        until(lambda: in_sync(1, 2, 3), "all replicas are in sync again")
+        versions = every.put("k", {"v": "2"}), quorum.put("k", {"v": "3"})
+        assert versions == (1, 2), "nothing is left of what was refused"
 
 
 def test_a_table_becomes_an_arrow_table(users):
