@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 
 import headrace
 import pytest
+from headrace.cli.sql.output import SqlOutput, write_result
 from headrace.client.fetch import decoding
 from headrace.client.sql import topic_source
 from headrace.embedded.server import DirectoryServer, OpenMode
+from pyarrow import parquet
 
 KEYS = 20
 
@@ -123,3 +126,16 @@ def test_a_topic_that_is_named_twice_is_kept_wherever_temporary_files_are(log, m
     (tmp_path / "it's").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "it's"))
     assert count(log, "select count(*) from clicks as a, clicks as b where a.value = b.value") == 10
+
+
+def test_columns_of_one_name_are_numbered(log, tmp_path):
+    """A join with `a.*, b.*` has each column under a name of its own: as JSON, in a file, for Polars."""
+    query = "select 1 as x, 2 as x, 3 as x_1, 4 as X, 5 as x"
+    with log.sql(query) as result:
+        assert result.columns == ["x", "x_2", "x_1", "X", "x_3"]
+        assert result.to_arrow().to_pylist() == [{"x": 1, "x_2": 2, "x_1": 3, "X": 4, "x_3": 5}]
+    for form in (SqlOutput.JSON, SqlOutput.PARQUET):
+        with log.sql(query) as result, (tmp_path / form).open("wb") as stream:
+            assert write_result(result.arrow_batches(), form, stream) == 1
+    assert json.loads((tmp_path / SqlOutput.JSON).read_text()) == {"x": 1, "x_2": 2, "x_1": 3, "X": 4, "x_3": 5}
+    assert parquet.read_table(tmp_path / SqlOutput.PARQUET).num_columns == 5

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, islice
 from typing import IO, Any, assert_never
 
 from headrace.cli.common.value_text import MAX_WIDTH, cell_text
@@ -91,7 +91,7 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput)
 
 
 def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
-    first = [row for row, _ in zip(rows, range(TABLE_ROWS), strict=False)]
+    first = list(islice(rows, TABLE_ROWS))
     cells = [[cell_text(value) for value in row] for row in first]
     widths = [min(MAX_WIDTH, max([len(name), *(len(row[place]) for row in cells)])) for place, name in enumerate(names)]
     are_numbers = [

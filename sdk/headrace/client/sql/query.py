@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, Unpack
 
 from headrace.client.base.config import ReaderConfig, build
@@ -81,8 +82,14 @@ class SqlResult:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns."""
-        return list(self._relation.columns)
+        """Names of the columns, each once: one that the query gives again gets a number, as `x_1`."""
+        names, found = self._relation.columns, dict[str, None]()
+        for name in names:
+            if name in found:
+                numbered = (f"{name}_{number}" for number in count(1))
+                name = next(each for each in numbered if each not in found and each not in names)
+            found[name] = None
+        return list(found)
 
     def to_arrow(self) -> Any:
         """Return a `pyarrow.Table`."""
@@ -96,7 +103,11 @@ class SqlResult:
         self._look_ahead(0)
         import pyarrow as pa
 
-        return pa.RecordBatchReader.from_batches(self._reader.schema, self._batches())
+        schema = pa.schema(
+            [field.with_name(name) for name, field in zip(self.columns, self._reader.schema, strict=True)]
+        )
+        batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in self._batches())
+        return pa.RecordBatchReader.from_batches(schema, batches)
 
     def _batches(self) -> Iterator[Any]:
         while self._ahead:
