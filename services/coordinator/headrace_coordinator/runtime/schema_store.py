@@ -172,23 +172,33 @@ class SchemaStore:
     # --- deletions ---
 
     async def delete_version(self, subject: str, version: int, deadline: float, *, permanent: bool) -> int:
-        """Delete a version and return its number; raise as `register`, and if something refers to it."""
+        """Delete a version and return its number; raise as `register`, and if something refers to it.
+
+        `LATEST` is the version that it is at first: after a lost answer another one would be.
+        """
+        number = 0
 
         def decide() -> Plan[int]:
+            nonlocal number
             self._check_mode(subject)
-            found = self._view.version(subject, version, deleted=True)
-            number = found.version
+            left = {each.version for each in self._view.versions(subject, deleted=permanent)}
+            if number and number not in left:
+                return number, None  # An earlier attempt deleted it.
+            found = self._view.version(subject, number or version, deleted=True)
             if permanent and not found.deleted:
                 raise RegistryError(
                     40407,
-                    f"Subject '{subject}' Version {number} was not deleted first before being permanently deleted",
+                    f"Subject '{subject}' Version {found.version} was not deleted first before being permanently "
+                    "deleted",
                 )
             if found.deleted and not permanent:
                 raise RegistryError(
                     40406,
-                    f"Subject '{subject}' Version {number} was soft deleted.Set permanent=true to delete permanently",
+                    f"Subject '{subject}' Version {found.version} was soft deleted.Set permanent=true to delete "
+                    "permanently",
                 )
-            self._check_unreferenced(subject, [number], permanent=permanent)
+            self._check_unreferenced(subject, [found.version], permanent=permanent)
+            number = found.version
             return number, self._plan_deletion(subject, {number}, permanent=permanent)
 
         return await self._rewrite(decide, deadline, f"deleting a version of {subject[:64]}")
