@@ -129,7 +129,9 @@ def test_ids_last() -> None:
         (BEFORE.replace("string", "binary"), {"backward", "none"}),
         (BEFORE.replace("int32 required", "int32"), {"backward", "none"}),
         (BEFORE.replace("b string", "b string required"), {"forward", "none"}),
-        (BEFORE.replace("b string", 'b string required default "x"'), {"backward", "forward", "full", "none"}),
+        (BEFORE.replace("b string", 'b string required default "x"'), {"forward", "none"}),
+        (BEFORE.replace("double default 1.5", "double"), {"backward", "forward", "full", "none"}),
+        (BEFORE.replace("int32 required", "int32 required default 1"), {"backward", "forward", "full", "none"}),
     ],
 )
 def test_modes(wanted: str, allowed: set[str]) -> None:
@@ -140,6 +142,28 @@ def test_modes(wanted: str, allowed: set[str]) -> None:
         else:
             with pytest.raises(InvalidConfigError, match=f"with compatibility={mode}"):
                 evolved(BEFORE, wanted, mode)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed"),
+    [
+        ('1 a int64, 2 k string required default "FR"', {"backward", "forward", "full", "none"}),
+        ("1 a int64, 2 k string required", {"forward", "none"}),
+        ("1 a int64, 2 k string", {"backward", "none"}),
+        ("1 a int64", {"backward", "forward", "full", "none"}),
+    ],
+)
+def test_a_default_stands_for_records_without_the_column(wanted: str, allowed: set[str]) -> None:
+    """Without it they could not be read; and it is not read in place of a null that a record has."""
+    before = '1 a int64, 2 k string required default "DE"'
+    for mode in ("backward", "forward", "full", "none"):
+        if mode in allowed:
+            evolved(before, wanted, mode)
+        else:
+            with pytest.raises(InvalidConfigError, match=f"with compatibility={mode}"):
+                evolved(before, wanted, mode)
+    assert writable("1 a int64", parse_columns(before)) == ""
+    assert "may be null in the batch" in writable("1 a int64, 2 k string", parse_columns(before))
 
 
 def test_keys_are_fixed() -> None:

@@ -293,9 +293,13 @@ def _check_change(was: TopicColumn, column: TopicColumn, mode: str) -> None:
         raise _breaks(mode, change, advice)
     if mode in {"forward", "full"} and not widens(column.type, was.type):
         raise _breaks(mode, change, advice)
-    if mode in {"backward", "full"} and column.is_required and not was.is_required and not column.default:
-        raise _breaks(mode, f"{column.name} may be null and becomes required", "Give it a default as well.")
-    if mode in {"forward", "full"} and was.is_required and not column.is_required and not was.default:
+    if mode in {"backward", "full"} and column.is_required and not was.is_required:
+        raise _breaks(mode, f"{column.name} may be null and becomes required", "Let it be null, or add another column.")
+    if mode in {"backward", "full"} and was.can_be_absent and not column.can_be_absent:
+        raise _breaks(
+            mode, f"{column.name} is required and loses its default", "Keep it for records without the column."
+        )
+    if mode in {"forward", "full"} and was.is_required and not column.is_required:
         raise _breaks(mode, f"{column.name} is required and becomes nullable", "Keep it required.")
 
 
@@ -332,7 +336,7 @@ def writable(batch_text: str, columns: TopicColumns) -> str:
             return f"the topic has no column {column.id} ({column.name})"
         if not now.is_dropped and not widens(column.type, now.type):
             return f"column {column.name} is {column.type}, and {now.type} in the topic"
-        if now.is_required and not now.is_dropped and not column.is_required and not now.default:
+        if now.is_required and not now.is_dropped and not column.is_required:
             return f"column {column.name} may be null in the batch, and is required in the topic"
     for now in columns.current:
         if not now.can_be_absent and written.by_id(now.id) is None:
