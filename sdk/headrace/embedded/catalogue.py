@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.checkpoint import SMALL_FILE_LIMIT, replace_file, seal, unseal
 from headrace.log.errors import WrongDirectoryError, storage_error
-from headrace.log.filesystem import FileSystem
+from headrace.log.filesystem import FileSystem, read_file
 from headrace.partition.topic_configs import TopicConfig, read_stored_topic_config
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import UnknownTopicError, UnknownTopicIdError
@@ -68,15 +68,16 @@ class DirectoryTopics:
         """Read the file again; raises as the constructor."""
         path = f"{self._path}/{FILE}"
         try:
-            payload = read_sealed(self._filesystem, path)
-            if payload is None:
-                if self._filesystem.exists(path):
-                    raise WrongDirectoryError(
-                        f"{path} is corrupt", retriable=False, action="Restore it from a backup of the directory."
-                    )
-                return
+            data = read_file(self._filesystem, path, SMALL_FILE_LIMIT)
         except OSError as error:
             raise storage_error(path, error) from error
+        if data is None:
+            return
+        payload = unseal(data)
+        if payload is None:
+            raise WrongDirectoryError(
+                f"{path} is corrupt", retriable=False, action="Restore it from a backup of the directory."
+            )
         stored = json.loads(payload)
         if stored["format"] != FORMAT_VERSION:
             raise WrongDirectoryError(

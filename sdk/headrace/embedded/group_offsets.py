@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.groups.assignors import TopicPartition
-from headrace.log.checkpoint import read_sealed, replace_file, seal
+from headrace.log.checkpoint import SMALL_FILE_LIMIT, replace_file, seal, unseal
 from headrace.log.errors import WrongDirectoryError, storage_error
-from headrace.log.filesystem import FileSystem
+from headrace.log.filesystem import FileSystem, read_file
 
 FOLDER = "groups"
 FORMAT_VERSION = 1
@@ -61,13 +61,17 @@ class GroupFiles:
             if not self._filesystem.is_directory(self._path):
                 return
             for name in self._filesystem.list_directory(self._path):
-                if not name.endswith(".tmp"):
-                    yield self._read(name)
+                data = (
+                    None
+                    if name.endswith(".tmp")
+                    else read_file(self._filesystem, f"{self._path}/{name}", SMALL_FILE_LIMIT)
+                )
+                if data is not None:  # The writer may have deleted the group meanwhile.
+                    yield self._decode(name, unseal(data))
         except OSError as error:
             raise storage_error(self._path, error) from error
 
-    def _read(self, name: str) -> tuple[str, GroupFile]:
-        payload = read_sealed(self._filesystem, f"{self._path}/{name}")
+    def _decode(self, name: str, payload: bytes | None) -> tuple[str, GroupFile]:
         stored = None if payload is None else json.loads(payload)
         if stored is None or stored["format"] != FORMAT_VERSION:
             raise WrongDirectoryError(

@@ -36,7 +36,7 @@ _MAGIC, _NOTED_MAGIC = b"HRCP", b"HRCN"
 _SLOT = struct.Struct("<4sIqqqqqqIi")
 _SLOT_BYTES = _SLOT.size + 4
 assert _SLOT_BYTES == 68
-_SMALL_FILE_LIMIT = 64 * 1024 * 1024
+SMALL_FILE_LIMIT = 64 * 1024 * 1024
 
 
 class Mark(NamedTuple):
@@ -168,6 +168,10 @@ def seal(content: bytes) -> bytes:
 
 def read_sealed(filesystem: FileSystem, path: str) -> bytes | None:
     """Return the content of a sealed file; `None` if it is absent or corrupt."""
-    data = read_file(filesystem, path, _SMALL_FILE_LIMIT) or b""
+    return unseal(read_file(filesystem, path, SMALL_FILE_LIMIT) or b"")
+
+
+def unseal(data: bytes) -> bytes | None:
+    """Return what was sealed; `None` if it is corrupt."""
     line, _, content = data.partition(b"\n")
     return content if line == b"headrace 1 %08x" % crc32c(content) else None

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import headrace
 import pytest
 from headrace.embedded.appends import AppendQueue, Written
+from headrace.embedded.catalogue import DirectoryTopics
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
@@ -58,6 +59,50 @@ def test_a_directory_whose_groups_cannot_be_read_can_be_opened_once_they_can(tmp
     (path / "groups" / "g").unlink()
     with headrace.open(path) as log:
         assert log.topics() == ["clicks"]
+
+
+def test_a_group_that_is_deleted_while_a_reader_lists_the_groups(tmp_path, monkeypatch):
+    """The others are read. A file that is corrupt is still said."""
+    path = tmp_path / "events"
+    with headrace.open(path) as log:
+        log.admin.create_topic("clicks")
+        for group in ("a", "b"):
+            log.admin.reset_group_offsets(group, {headrace.TopicPartition("clicks", 0): 0})
+        files = GroupFiles(OsFileSystem(), str(path))
+        listed = OsFileSystem.list_directory
+
+        def list_and_delete(self, directory):
+            names = listed(self, directory)
+            if names == ["a", "b"]:
+                log.admin.delete_groups(["b"])
+            return names
+
+        monkeypatch.setattr(OsFileSystem, "list_directory", list_and_delete)
+        assert [group for group, _ in files.read_all()] == ["a"]
+        (path / "groups" / "c").write_bytes(b"torn")
+        with pytest.raises(headrace.WrongDirectoryError, match="c is corrupt"):
+            list(files.read_all())
+        (path / "groups" / "c").unlink()
+
+
+def test_the_list_of_topics_appears_while_a_reader_opens_the_directory(tmp_path, monkeypatch):
+    """It is there or not, and not corrupt."""
+    with headrace.open(tmp_path / "events") as log:
+        opened = OsFileSystem.open
+
+        def create_after(self, path, *, create=False):
+            try:
+                return opened(self, path, create=create)
+            finally:
+                if path.endswith("/topics"):
+                    monkeypatch.undo()
+                    log.admin.create_topic("clicks")
+
+        monkeypatch.setattr(OsFileSystem, "open", create_after)
+        topics = DirectoryTopics(OsFileSystem(), log.path)
+        assert not topics.by_name
+        topics.read()
+        assert list(topics.by_name) == ["clicks"]
 
 
 class Appends:
