@@ -16,7 +16,7 @@ from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.errors import StorageFullError
-from headrace.v1 import groups_pb2
+from headrace.v1 import errors_pb2, groups_pb2
 from headrace.wire.errors import HeadraceError
 
 from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost
@@ -79,7 +79,7 @@ class World:
         monkeypatch.setattr(groups_module, "time", clock)
         self.filesystem = MemoryFileSystem()
         self.filesystem.make_directory("/events")
-        self.filesystem.fsync_directory("/")
+        self.filesystem.fsync_directory("")
         self.committed: dict[tuple[bytes, int], int] = {}
         self.attempted: dict[tuple[bytes, int], set[int]] = {}
         self.offset = self.epoch = 0
@@ -93,7 +93,8 @@ class World:
 
     def step(self) -> None:
         kind = self.random.choices(
-            ("join", "heartbeat", "commit", "leave", "forget", "wait", "crash", "full"), (4, 20, 12, 2, 1, 3, 1, 2)
+            ("join", "heartbeat", "commit", "leave", "forget", "wait", "crash", "full", "delete"),
+            (4, 20, 12, 2, 1, 3, 1, 2, 1),
         )[0]
         try:
             getattr(self, kind)()
@@ -162,6 +163,17 @@ class World:
             self.random.choice((self.join, self.heartbeat, self.commit))()
         self.filesystem.stop_refusing()
         self.filesystem.keep_power()
+
+    def delete(self) -> None:
+        """All members leave, and an administrator deletes the group: a later one of this name has higher epochs."""
+        while self.clients:
+            self.leave()
+        self.now += 2 * SESSION_MS / 1_000  # Members without a word are gone, too.
+        self.groups.look()
+        (answer,) = self.groups.delete(groups_pb2.DeleteGroupsRequest(group_ids=[GROUP])).groups
+        assert answer.error.code in (0, errors_pb2.ERROR_CODE_UNKNOWN_GROUP), answer.error
+        self.committed.clear()
+        self.first_epoch = self.epoch + 1
 
     def crash(self) -> None:
         """The process is gone with its machine; whatever a commit was acknowledged as is still there."""

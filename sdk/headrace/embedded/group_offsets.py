@@ -7,6 +7,8 @@
     offsets    topic_id (hexadecimal), partition, offset, leader_epoch, metadata, committed_ms
     begun      by topic id, the number of partitions when the group began to read it
 
+`<directory>/group_epoch` has the highest epoch of the groups that were deleted; a new group begins above it.
+
 A change is durable before it takes effect. One thread at a time.
 """
 
@@ -23,6 +25,7 @@ from headrace.log.errors import WrongDirectoryError, storage_error
 from headrace.log.filesystem import FileSystem, read_file
 
 FOLDER = "groups"
+EPOCH_FILE = "group_epoch"
 FORMAT_VERSION = 1
 
 
@@ -77,7 +80,7 @@ class GroupFiles:
             raise WrongDirectoryError(
                 f"{self._path}/{name} is corrupt, or of a newer release",
                 retriable=False,
-                action="Upgrade headrace, or remove the file: the group then begins anew.",
+                action="Upgrade headrace, or remove the file: the group then begins anew, with its epochs.",
             )
         return stored["group_id"], GroupFile(
             stored["epoch"],
@@ -109,6 +112,29 @@ class GroupFiles:
             replace_file(self._filesystem, self._path, _file_name(group_id), seal(json.dumps(content).encode()))
         except OSError as error:
             raise storage_error(f"{self._path}/{group_id}", error) from error
+
+    def read_epoch(self) -> int:
+        """Return the highest epoch of the groups that were deleted. Raises WrongDirectoryError, StorageOfflineError."""
+        path = f"{self._root}/{EPOCH_FILE}"
+        try:
+            data = read_file(self._filesystem, path, SMALL_FILE_LIMIT)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        epoch = b"0" if data is None else unseal(data)
+        if epoch is None:
+            raise WrongDirectoryError(
+                f"{path} is corrupt",
+                retriable=False,
+                action="Restore it from a backup, or remove it: a deleted group then begins anew, with its epochs.",
+            )
+        return int(epoch)
+
+    def write_epoch(self, epoch: int) -> None:
+        """Replace what `read_epoch` returns. Raises StorageFullError, StorageOfflineError."""
+        try:
+            replace_file(self._filesystem, self._root, EPOCH_FILE, seal(b"%d" % epoch))
+        except OSError as error:
+            raise storage_error(f"{self._root}/{EPOCH_FILE}", error) from error
 
     def remove(self, group_id: str) -> None:
         """Remove a group's file. Raises StorageOfflineError."""

@@ -75,11 +75,16 @@ class DirectoryGroups:
         self._topics = topics
         self._lock = threading.RLock()
         self._revision = 1
+        self._deleted_epoch = files.read_epoch()
         self._groups = {group_id: self._entry(file) for group_id, file in files.read_all()}
 
     def _entry(self, file: GroupFile) -> _Entry:
         epoch = max(1, file.epoch)
         return _Entry(file, Group(group_epoch=epoch, assignment_epoch=epoch, empty_since_ms=file.empty_ms))
+
+    def _entry_of(self, group_id: str) -> _Entry:
+        """Return a group, or a new one that is not kept yet, above the epochs of those that were deleted."""
+        return self._groups.get(group_id) or self._entry(GroupFile(epoch=self._deleted_epoch))
 
     # --- membership ---
 
@@ -90,7 +95,7 @@ class DirectoryGroups:
         member = read_member(request, "")
         started = time.monotonic()
         with self._lock:
-            entry = self._groups.get(request.group_id) or self._entry(GroupFile())
+            entry = self._entry_of(request.group_id)
             self._expire(request.group_id, entry, started)
             if request.member_epoch and member.member_id not in entry.group.members:
                 raise no_member(entry.group.members, member.member_id, member.instance_id)
@@ -281,7 +286,7 @@ class DirectoryGroups:
         check_group_id(request.group_id)
         response = groups_pb2.CommitOffsetsResponse()
         with self._lock:
-            entry = self._groups.get(request.group_id) or self._entry(GroupFile())
+            entry = self._entry_of(request.group_id)
             member = self._check_committer(request, entry)
             granted = None if member is None else entry.group.owned_by(member.member_id)
             offsets = dict(entry.file.offsets)
@@ -368,7 +373,7 @@ class DirectoryGroups:
         """Answer a FetchOffsets."""
         check_group_id(request.group_id)
         with self._lock:
-            entry = self._groups.get(request.group_id) or self._entry(GroupFile())
+            entry = self._entry_of(request.group_id)
             response = groups_pb2.FetchOffsetsResponse(revision=self._revision)
             if not request.topics:
                 response.topics.extend(write_offsets(entry.file.offsets.items(), self._names()))
@@ -423,6 +428,9 @@ class DirectoryGroups:
             if entry is None:
                 raise UnknownGroupError(f"there is no group {group_id!r}")
             check_empty(group_id, entry.group, expected)
+            if entry.group.group_epoch > self._deleted_epoch:
+                self._files.write_epoch(entry.group.group_epoch)
+                self._deleted_epoch = entry.group.group_epoch
             self._files.remove(group_id)
             del self._groups[group_id]
             self._revision += 1

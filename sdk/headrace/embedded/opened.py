@@ -1,7 +1,7 @@
 """Writer's side of a directory: its topics and logs, and the work that a broker does in the background.
 
 <directory>/topics      see `catalogue`
-<directory>/groups/     see `group_offsets`
+<directory>/groups/     see `group_offsets`, as for <directory>/group_epoch
 <directory>/bounds      see `shared_bounds`
 and what `headrace.log.directory` lists: the logs, with the identity `directory-<random>`, broker 0
 """

@@ -202,6 +202,22 @@ def test_a_refused_heartbeat_does_not_hide_from_others_what_they_are_assigned(tm
     assert sum(map(len, owned.values())) == 4
 
 
+def test_a_group_that_is_made_anew_has_higher_epochs(tmp_path):
+    """The assignment epoch is a fencing token: after the deletion of the group, and after a new start as well."""
+    topics = {"clicks": AssignableTopic(CLICKS, "clicks", 1)}
+    tokens = []
+    for number in range(4):
+        groups = DirectoryGroups(GroupFiles(OsFileSystem(), str(tmp_path)), lambda: topics)
+        for member in (b"%d" % (2 * number) * 16, b"%d" % (2 * number + 1) * 16):
+            (topic,) = heartbeat(groups, member).assigned
+            tokens += topic.assignment_epochs
+            groups.leave(groups_pb2.LeaveGroupRequest(group_id="g", member_id=member))
+            if number < 3:
+                (answer,) = groups.delete(groups_pb2.DeleteGroupsRequest(group_ids=["g"])).groups
+                assert not answer.HasField("error"), answer.error
+    assert tokens == sorted(set(tokens)), "each is larger than all before"
+
+
 def test_the_other_partitions_are_cared_for_after_an_error_that_nobody_expected(tmp_path, monkeypatch, caplog):
     with headrace.open(tmp_path / "events") as log:
         log.admin.create_topic("clicks", partitions=2)
