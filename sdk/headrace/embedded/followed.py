@@ -32,7 +32,7 @@ from headrace.log.settings import DiskLimits
 from headrace.log.space import DiskSpaceGuard
 from headrace.partition.log_settings import log_settings
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import UnknownPartitionError
+from headrace.wire.errors import HeadraceError, UnknownPartitionError
 from headrace.wire.ids import LeaderEpoch, Offset
 
 MAX_OPEN_FILES = 64
@@ -179,10 +179,9 @@ class FollowedPartition:
         self.lock = threading.RLock()
 
     def follow(self, bounds: SharedBounds) -> None:
-        """Adopt new bounds."""
-        with self.lock:
-            self.log.follow(bounds)
-            self.leader_epoch, self.missed_deletions_end = bounds.leader_epoch, bounds.deletions_end
+        """Adopt new bounds. The caller holds `lock`."""
+        self.log.follow(bounds)
+        self.leader_epoch, self.missed_deletions_end = bounds.leader_epoch, bounds.deletions_end
 
     @property
     def removed_deletions_end(self) -> int:
@@ -267,7 +266,8 @@ class FollowedDirectory:
     def _look(self) -> None:
         with self._lock:
             try:
-                if self._bounds.refresh():
+                self._bounds.refresh()
+                if self.topics.revision != self._bounds.state.revision:
                     self.topics.read()
             except OSError as error:
                 raise storage_error(self.path, error) from error
@@ -275,15 +275,16 @@ class FollowedDirectory:
     def readable(self, topic: DirectoryTopic, number: int) -> FollowedPartition:
         """See `Partitions`."""
         check_partition(topic, number)
-        bounds = self._bounds.read(topic.topic_id, number)
-        if bounds is None:
-            raise UnknownPartitionError(f"partition {number} of {topic.name} is not made yet", retriable=True)
         with self._lock:
             partition = self._partitions.get((topic.topic_id, number))
             if partition is None:
                 log = FollowedLog(self._environment, f"{self.path}/{topic.topic_id.hex()}-{number}", topic)
                 partition = self._partitions[topic.topic_id, number] = FollowedPartition(topic, number, log)
-        partition.follow(bounds)
+        with partition.lock:  # Another thread must not follow newer bounds before these.
+            bounds = self._bounds.read(topic.topic_id, number)
+            if bounds is None:
+                raise UnknownPartitionError(f"partition {number} of {topic.name} is not made yet", retriable=True)
+            partition.follow(bounds)
         return partition
 
     def writable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
@@ -292,8 +293,8 @@ class FollowedDirectory:
 
     def writer(self) -> NoReturn:
         """Raise DirectoryInUseError: calls that change something are for the process that writes."""
-        with suppress(OSError):
-            self._bounds.refresh()
+        with suppress(HeadraceError):
+            self._look()
         raise in_use(self.path, self._bounds.state.pid)
 
     def close(self) -> None:

@@ -126,42 +126,60 @@ class NoBounds:
         """Close nothing."""
 
 
+class _View(NamedTuple):
+    """What a reader knows of a file: replaced as a whole, so that slots and file are always those of one writer."""
+
+    inode: int
+    mapped: mmap.mmap
+    state: DirectoryState
+    slots: Mapping[tuple[bytes, int], int]
+
+
 class BoundsReader:
     """Reader's side. Thread-safe, but for `refresh`."""
 
     def __init__(self, path: str) -> None:
         """Map the file of a directory. Raises OSError, StorageOfflineError."""
         self._path = f"{path}/{FILE}"
-        self._inode = -1
-        self._slots: Mapping[tuple[bytes, int], int] = {}
-        self.state = DirectoryState(0, -1, -1)
+        self._view: _View | None = None
         self.refresh()
 
-    def refresh(self) -> bool:
-        """Read the header again; return whether topics or their slots may have changed. Raises OSError."""
-        found = os.stat(self._path)
-        if found.st_ino != self._inode:
+    @property
+    def state(self) -> DirectoryState:
+        """Header as of the last `refresh`."""
+        return self._known.state
+
+    @property
+    def _known(self) -> _View:
+        assert self._view is not None, "the constructor has read it"
+        return self._view
+
+    def refresh(self) -> None:
+        """Read the header again, and the slots if it has changed. Raises OSError."""
+        view = self._view
+        if view is not None and os.stat(self._path).st_ino == view.inode:
+            inode, mapped = view.inode, view.mapped
+        else:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                self._inode = os.fstat(descriptor).st_ino
-                self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+                inode = os.fstat(descriptor).st_ino
+                mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             finally:
                 os.close(descriptor)
-        *fields, count = _checked(self._map, 0, _HEADER)[2:]
+        *fields, count = _checked(mapped, 0, _HEADER)[2:]
         state = DirectoryState(*fields)
-        if state == self.state and count == len(self._slots):
-            return False
-        slots = (_checked(self._map, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT) for number in range(count))
-        self._slots = {(topic_id, partition): number for number, (topic_id, partition, *_) in enumerate(slots)}
-        self.state = state
-        return True
+        if view is None or (mapped, state, count) != (view.mapped, view.state, len(view.slots)):
+            found = (_checked(mapped, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT) for number in range(count))
+            slots = {(topic_id, partition): number for number, (topic_id, partition, *_) in enumerate(found)}
+            self._view = _View(inode, mapped, state, slots)
 
     def read(self, topic_id: bytes, partition: int) -> SharedBounds | None:
         """Return the bounds of a log, `None` if it has none yet."""
-        number = self._slots.get((topic_id, partition))
+        view = self._known
+        number = view.slots.get((topic_id, partition))
         if number is None:
             return None
-        return SharedBounds(*_checked(self._map, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT)[2:])
+        return SharedBounds(*_checked(view.mapped, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT)[2:])
 
 
 def writer_of(path: str) -> int:
