@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
+from headrace.embedded.server import DirectoryServer
 from headrace.embedded.tables import DirectoryTableState
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.os_filesystem import OsFileSystem
@@ -103,6 +105,27 @@ def test_the_list_of_topics_appears_while_a_reader_opens_the_directory(tmp_path,
         assert not topics.by_name
         topics.read()
         assert list(topics.by_name) == ["clicks"]
+
+
+@pytest.mark.parametrize("where", ["log", "client"])
+def test_an_interrupted_close_closes_the_directory(tmp_path, monkeypatch, where):
+    """Ctrl-C while its threads end: it is raised afterwards, and the process can open the directory again."""
+    path = tmp_path / "events"
+    log = headrace.open(path)
+    log.admin.create_topic("clicks")
+    last = log if where == "log" else log.consumer()
+    closed = DirectoryServer.close
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGINT)
+        closed(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DirectoryServer, "close", interrupted)
+        log.close()
+        last.close()
+    with headrace.open(path) as again:
+        assert again.topics() == ["clicks"]
 
 
 class Appends:

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ClosedError
+from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.operations import BeginCall, Call, InvokeCallback, Pause, StartCall, WaitUntil
 from headrace.client.net.call_future import CallFuture
 from headrace.client.net.native_calls import Done, MakeRequest
@@ -98,12 +99,13 @@ class DirectoryConnections:
         raise ClosedError(self._what)
 
     def close(self) -> None:
-        """Leave the directory, which is closed with its last client."""
-        with self._lock:
-            was_closed, self._is_closed, self.native.is_closed = self._is_closed, True, True
-        if not was_closed:
-            self._server.abandon(self, ClosedError(self._what))
-            release(self._server)
+        """Leave the directory, which is closed with its last client. Ctrl-C meanwhile takes effect afterwards."""
+        with DeferredKeyboardInterrupt():
+            with self._lock:
+                was_closed, self._is_closed, self.native.is_closed = self._is_closed, True, True
+            if not was_closed:
+                self._server.abandon(self, ClosedError(self._what))
+                release(self._server)
 
     def run_step(self, step: Any) -> Any:
         """Run one step of `headrace.client.base.operations`; return its result.

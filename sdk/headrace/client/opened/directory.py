@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.client.base.config import DIRECTORY_PREFIX
 from headrace.client.base.errors import ClosedError
+from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.embedded.server import OpenMode, acquire, release
 
 if TYPE_CHECKING:
@@ -107,17 +108,20 @@ class LogDirectory:
     def close(self) -> None:
         """Close the directory once its other clients are closed. Calling it again does nothing.
 
+        Ctrl-C meanwhile takes effect afterwards: a directory that is closed in part could not be opened again.
+
         Raises:
             StorageFullError, StorageOfflineError: If what was appended cannot be made durable.
         """
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            admin = self._admin
-        if admin is not None:
-            admin.close()
-        release(self._server)
+        with DeferredKeyboardInterrupt():
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._is_closed = True
+                admin = self._admin
+            if admin is not None:
+                admin.close()
+            release(self._server)
 
     def __enter__(self) -> "LogDirectory":
         return self

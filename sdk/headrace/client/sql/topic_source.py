@@ -9,6 +9,7 @@ import pyarrow as pa
 from headrace.client.admin.admin import Admin
 from headrace.client.base.arrow_tables import SCHEMA, batch_of, typed_batch_of, typed_columns_of, typed_schema
 from headrace.client.base.config import ReaderConfig, build, shared_settings
+from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.records import METADATA_COLUMNS
 from headrace.client.consumer.reader import Reader
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
@@ -182,7 +183,8 @@ def _has_every_offset(topic: str, settings: Mapping[str, Any]) -> bool:
     try:
         return server.has_every_offset(topic)
     finally:
-        release(server)
+        with DeferredKeyboardInterrupt():
+            release(server)
 
 
 def _type_name(connection: Any, columns: TopicColumns, name: str) -> str:
