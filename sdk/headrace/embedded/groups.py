@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace.embedded.group_offsets import DirectoryOffset, GroupFile, GroupFiles
@@ -268,9 +268,10 @@ class DirectoryGroups:
                     except HeadraceError as error:
                         _log.debug("group %s: %s", group_id, error)
 
-    def keep(self, topic_ids: Collection[bytes]) -> None:
-        """Forget the offsets of all topics but these. Raises as a commit."""
-        with self._lock:
+    def forget_deleted_topics(self) -> None:
+        """Forget the offsets of topics that do not exist any more. Raises as a commit."""
+        with self._lock:  # As for a commit: one to a topic that is created meanwhile comes before or after.
+            topic_ids = {topic.topic_id for topic in self._topics().values()}
             for group_id, entry in self._groups.items():
                 offsets = {where: each for where, each in entry.file.offsets.items() if where[0] in topic_ids}
                 begun = {topic_id: first for topic_id, first in entry.file.begun.items() if topic_id in topic_ids}

@@ -66,7 +66,7 @@ class DirectoryServer:
         if isinstance(directory, OpenDirectory):
             try:
                 self._groups = self._make_groups()
-                self._groups.keep({topic.topic_id for topic in directory.all_topics()})  # A crash may have left others.
+                self._groups.forget_deleted_topics()  # A crash may have left some.
             except BaseException:
                 directory.close()
                 raise
@@ -126,9 +126,8 @@ class DirectoryServer:
 
     def _delete_topics(self, request: Any) -> Any:
         response = self._cluster.delete(request)
-        left = {topic.topic_id for topic in self.directory.all_topics()}
-        self._tables.keep(left)
-        self._writing_groups().keep(left)
+        self._tables.keep({topic.topic_id for topic in self.directory.all_topics()})
+        self._writing_groups().forget_deleted_topics()
         return response
 
     # --- calls ---

@@ -128,6 +128,20 @@ def test_an_interrupted_close_closes_the_directory(tmp_path, monkeypatch, where)
         assert again.topics() == ["clicks"]
 
 
+def test_offsets_of_a_topic_that_is_created_during_a_deletion_are_kept(tmp_path, monkeypatch):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("old")
+        new = headrace.TopicPartition("new", 0)
+
+        def create_and_commit(topic_ids):
+            log.admin.create_topic("new")
+            log.admin.reset_group_offsets("g", {new: 0})
+
+        monkeypatch.setattr(log._server._tables, "keep", create_and_commit)
+        log.admin.delete_topic("old")
+        assert list(log.admin.group_offsets("g")) == [new]
+
+
 class Appends:
     """A queue of appends whose work is scripted."""
 
