@@ -80,7 +80,10 @@ class OpenDirectory:
             raise _unusable(path, error) from error
         self.identity = identity
         self._lock = threading.RLock()
-        """Guards the partitions and the topics."""
+        """Guards the partitions and the topics. Not held by appends."""
+        self._bounds_lock = threading.Lock()
+        self._removal_lock = threading.Lock()
+        """Held while files of deleted topics are removed."""
         self._partitions: dict[tuple[bytes, int], DirectoryPartition] = {}
         self._is_clean = self._directory.clean_broker_epoch is not None or is_new
         self._closing = threading.Event()
@@ -130,8 +133,9 @@ class OpenDirectory:
                 if not topic.origin:
                     log.start_epoch(epoch)
                 partition = DirectoryPartition(topic, number, log, epoch)
-                self._partitions[topic.topic_id, number] = partition
-                self._bounds.begin(topic.topic_id, number, _bounds_of(partition))
+                with self._bounds_lock:
+                    self._partitions[topic.topic_id, number] = partition
+                    self._bounds.begin(topic.topic_id, number, _bounds_of(partition))
 
     # --- partitions ---
 
@@ -171,11 +175,14 @@ class OpenDirectory:
         self._appended.set()
 
     def _show(self, partition: DirectoryPartition) -> None:
-        if partition.is_changed():
-            topic_id, number = partition.topic.topic_id, partition.number
-            with self._lock:
-                if (topic_id, number) in self._partitions:
-                    self._bounds.write(topic_id, number, _bounds_of(partition))
+        topic_id, number = partition.topic.topic_id, partition.number
+        with self._bounds_lock:
+            if partition.is_changed() and (topic_id, number) in self._partitions:
+                self._bounds.write(topic_id, number, _bounds_of(partition))
+
+    def _show_topics(self) -> None:
+        with self._bounds_lock:
+            self._bounds.show(self.topics.revision)
 
     # --- topics ---
 
@@ -190,7 +197,7 @@ class OpenDirectory:
             self.check_new(topic.name)
             self.topics.put(topic)
             self._open_partitions(topic)
-            self._bounds.show(self.topics.revision)
+            self._show_topics()
 
     def adopt(self, name: str, topic_id: bytes, partitions: int, configs: Mapping[str, str], origin: str) -> None:
         """Create or continue a copy of a cluster's topic.
@@ -223,20 +230,21 @@ class OpenDirectory:
             if (partition := self._partitions.get((topic.topic_id, number))) is not None:
                 partition.configure(topic)
         self._open_partitions(topic)
-        self._bounds.show(self.topics.revision)
+        self._show_topics()
 
     def delete(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
         """Delete a topic with its records."""
         with self._lock:
             topic = self.topics.remove(reference)
-            self._bounds.show(self.topics.revision)
+            self._show_topics()
             for number in range(topic.partitions):
                 partition = self._partitions.pop((topic.topic_id, number), None)
                 if partition is not None:
                     with partition.lock:
                         self._directory.delete_log(partition.log)
+        with self._removal_lock:
             self._directory.remove_deleted()
-            return topic
+        return topic
 
     # --- background ---
 
@@ -284,7 +292,7 @@ class OpenDirectory:
         self._appended.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        with self._lock:
+        with self._removal_lock, self._lock:
             problems: list[HeadraceError] = []
             for partition in self._partitions.values():
                 try:
@@ -294,7 +302,8 @@ class OpenDirectory:
                     problems.append(error)
             self.show()
             self._directory.close(clean=not problems)
-            self._bounds.close()
+            with self._bounds_lock:
+                self._bounds.close()
         if problems:
             raise problems[0]
 

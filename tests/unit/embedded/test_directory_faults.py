@@ -20,6 +20,7 @@ from headrace.embedded.open_partition import LIMITS, DirectoryPartition
 from headrace.embedded.server import DirectoryServer
 from headrace.embedded.tables import DirectoryTableState
 from headrace.groups.assignors import AssignableTopic
+from headrace.log.directory import DataDirectory
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.partition.batch_cache import BatchCache
 from headrace.v1 import broker_pb2, groups_pb2
@@ -126,6 +127,33 @@ def test_an_interrupted_close_closes_the_directory(tmp_path, monkeypatch, where)
         last.close()
     with headrace.open(path) as again:
         assert again.topics() == ["clicks"]
+
+
+@pytest.mark.parametrize("long_step", ["open_log", "remove_deleted"])
+def test_producers_send_while_topics_are_created_and_deleted(tmp_path, monkeypatch, long_step):
+    """Logs that are made, and files that are removed, delay no record of another topic."""
+    with headrace.open(tmp_path / "events") as log, log.producer() as producer:
+        log.admin.create_topic("clicks", partitions=1)
+        log.admin.create_topic("old")
+        work, begun, sent = getattr(DataDirectory, long_step), threading.Event(), threading.Event()
+
+        def wait_and_work(*arguments, **options):
+            begun.set()
+            assert sent.wait(WAIT)
+            return work(*arguments, **options)
+
+        monkeypatch.setattr(DataDirectory, long_step, wait_and_work)
+        with ThreadPoolExecutor(1) as threads:
+            if long_step == "open_log":
+                changing = threads.submit(log.admin.create_topic, "new")
+            else:
+                changing = threads.submit(log.admin.delete_topic, "old")
+            try:
+                assert begun.wait(WAIT)
+                assert producer.send("clicks", b"1").result(WAIT / 3).offset == 0
+            finally:
+                sent.set()
+            changing.result(WAIT)
 
 
 def test_offsets_of_a_topic_that_is_created_during_a_deletion_are_kept(tmp_path, monkeypatch):
