@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.open_partition import DirectoryPartition
@@ -29,14 +29,18 @@ from headrace.log.recovery import Recovered, RecoveryReport
 from headrace.log.segment import LOG_SUFFIX, SegmentName, replaced_segments, segment_names
 from headrace.log.segments import SegmentList
 from headrace.log.settings import DiskLimits
+from headrace.log.slices import Slice
 from headrace.log.space import DiskSpaceGuard
+from headrace.log.timestamps import TimestampedOffset, TimestampKind
 from headrace.partition.log_settings import log_settings
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import HeadraceError, UnknownPartitionError
+from headrace.wire.batch import BatchHeader
+from headrace.wire.errors import HeadraceError, UnknownPartitionError, UnknownTopicIdError
 from headrace.wire.ids import LeaderEpoch, Offset
 
 MAX_OPEN_FILES = 64
 MAX_INDEX_BYTES = 16 << 20
+ResultT = TypeVar("ResultT")
 
 
 class ReadOnlyFileSystem(OsFileSystem):
@@ -48,12 +52,45 @@ class ReadOnlyFileSystem(OsFileSystem):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
+class _FollowedReader(LogReader):
+    """Reader that looks at the log's directory again if its writer has removed a file since."""
+
+    def __init__(self, state: LogState, log: FollowedLog) -> None:
+        super().__init__(state)
+        self._log = log
+
+    @property
+    def has_compacted_segments(self) -> bool:
+        """As of now: compaction alone changes no bounds."""
+        return super(_FollowedReader, self._log.read_again()).has_compacted_segments
+
+    def read(self, offset: int, max_bytes: int, end_offset: int, *, nowait: bool = False) -> Slice:
+        """See `LogReader`."""
+        return self._again(LogReader.read, offset, max_bytes, end_offset, nowait=nowait)
+
+    def batch_with(self, offset: int) -> BatchHeader:
+        """See `LogReader`."""
+        return self._again(LogReader.batch_with, offset)
+
+    def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
+        """See `LogReader`."""
+        return self._again(LogReader.offset_for_timestamp, timestamp_ms, kind)
+
+    def _again(self, method: Callable[..., ResultT], *arguments: Any, **options: Any) -> ResultT:
+        try:
+            return method(self, *arguments, **options)
+        except CorruptLogError:
+            return method(self._log.read_again(), *arguments, **options)
+
+
 class FollowedLog:
     """Log of one partition, up to the bounds that its writer has told."""
 
     def __init__(self, environment: LogEnvironment, directory: str, topic: DirectoryTopic) -> None:
         self._environment = environment
         self.directory = directory
+        self.lock = threading.RLock()
+        """Held while bounds are read and followed."""
         self._topic = topic
         self._bounds: SharedBounds | None = None
         self._state: LogState | None = None
@@ -79,22 +116,32 @@ class FollowedLog:
                 state.log_start_offset = bounds.log_start_offset
         self._bounds = bounds
 
-    def read_again(self) -> None:
-        """Read the directory again, whose segments have changed."""
-        if self._bounds is not None:
+    def read_again(self) -> _FollowedReader:
+        """Read the directory again, whose segments have changed; return a reader of what is there now."""
+        with self.lock:
+            assert self._bounds is not None, "it follows"
             self._read_directory(self._bounds)
+            return self.reader
 
     def _read_directory(self, bounds: SharedBounds) -> None:
         environment, filesystem = self._environment, self._environment.filesystem
         segments = SegmentList(environment.files, environment.index_cache, self.directory, _Nobody())
         try:
             present = segment_names(filesystem.list_directory(self.directory))
+        except FileNotFoundError:
+            raise UnknownTopicIdError(f"topic {self._topic.name} has been deleted") from None
+        except OSError as error:
+            raise storage_error(self.directory, error) from error
+        try:
             replaced = replaced_segments(present)
             for name in present:
                 if name not in replaced and name.base_offset <= bounds.end_segment:
                     is_last = name.base_offset == bounds.end_segment
                     segments.add(name, bounds.end_position if is_last else self._size_of(name))
             content = read_sealed(filesystem, f"{self.directory}/{EPOCHS_FILE}")
+        except FileNotFoundError as error:
+            gone = error.filename or self.directory
+            raise CorruptLogError("the file is gone", file=gone, offset=bounds.end_offset, position=0) from error
         except OSError as error:
             raise storage_error(self.directory, error) from error
         if not segments.items:
@@ -105,7 +152,7 @@ class FollowedLog:
             RecoveryReport(0, 0, "", False), bounds.end_segment, None,
         )  # fmt: skip
         self._state = LogState(environment, segments, log_settings(self._topic.config), recovered)
-        self.reader = LogReader(self._state)
+        self.reader = _FollowedReader(self._state, self)
 
     def _size_of(self, name: SegmentName) -> int:
         filesystem = self._environment.filesystem
@@ -176,7 +223,7 @@ class FollowedPartition:
         self.leader_epoch = 0
         self.missed_deletions_end = 0
         """See `ReadablePartition`."""
-        self.lock = threading.RLock()
+        self.lock = log.lock
 
     def follow(self, bounds: SharedBounds) -> None:
         """Adopt new bounds. The caller holds `lock`."""
@@ -247,12 +294,6 @@ class FollowedDirectory:
         """Identity of the directory."""
         return str(read_identity(self.path, self._environment.filesystem)["cluster_id"])
 
-    def read_again(self) -> None:
-        """Look at the files of the logs again: the writer has replaced some."""
-        for partition in list(self._partitions.values()):
-            with partition.lock:
-                partition.log.read_again()
-
     def topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
         """See `Partitions`."""
         self._look()
@@ -281,11 +322,17 @@ class FollowedDirectory:
                 log = FollowedLog(self._environment, f"{self.path}/{topic.topic_id.hex()}-{number}", topic)
                 partition = self._partitions[topic.topic_id, number] = FollowedPartition(topic, number, log)
         with partition.lock:  # Another thread must not follow newer bounds before these.
-            bounds = self._bounds.read(topic.topic_id, number)
-            if bounds is None:
-                raise UnknownPartitionError(f"partition {number} of {topic.name} is not made yet", retriable=True)
-            partition.follow(bounds)
+            try:
+                partition.follow(self._bounds_of(topic, number))
+            except CorruptLogError:  # The writer has removed a file meanwhile.
+                partition.follow(self._bounds_of(topic, number))
         return partition
+
+    def _bounds_of(self, topic: DirectoryTopic, number: int) -> SharedBounds:
+        bounds = self._bounds.read(topic.topic_id, number)
+        if bounds is None:
+            raise UnknownPartitionError(f"partition {number} of {topic.name} is not made yet", retriable=True)
+        return bounds
 
     def writable(self, topic: DirectoryTopic, number: int) -> DirectoryPartition:
         """See `Partitions`."""

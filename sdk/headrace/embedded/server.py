@@ -26,7 +26,7 @@ from headrace.embedded.polls import Attempt, Ended, Polls
 from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.tables import DirectoryTables
 from headrace.groups.assignors import AssignableTopic
-from headrace.log.errors import CorruptLogError, DirectoryInUseError
+from headrace.log.errors import DirectoryInUseError
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError
 from headrace.wire.zero_copy import SplicedMessage
@@ -137,13 +137,13 @@ class DirectoryServer:
         self._check_open()
         polled = self._polled.get((service, method))
         if polled is not None:
-            return self._polls.wait(*self._following(polled(request)))
+            return self._polls.wait(*polled(request))
         handler = self._handlers.get((service, method))
         if handler is None:
             raise InvalidRequestError(
                 f"a directory has no {method}", action="It is a call of a cluster.", outcome=Outcome.NOT_APPLIED
             )
-        return self._followed(lambda: handler(request))
+        return handler(request)
 
     def begin(self, owner: object, service: str, method: str, request: Any, ended: Ended) -> Callable[[], None]:
         """Start a call of a client; `ended` is called once, perhaps at once. Return what cancels it."""
@@ -154,7 +154,7 @@ class DirectoryServer:
             if polled is None:
                 response = self.call(service, method, request)
             else:
-                attempt, deadline = self._following(polled(request))
+                attempt, deadline = polled(request)
                 response = attempt(time.monotonic() >= deadline)
                 if response is None:
                     poll = self._polls.begin(owner, attempt, deadline, ended)
@@ -163,22 +163,6 @@ class DirectoryServer:
             failure = error
         ended(response, failure)
         return _nothing
-
-    def _following(self, polled: tuple[Attempt, float]) -> tuple[Attempt, float]:
-        if self.is_writer:
-            return polled
-        attempt, deadline = polled
-        return lambda is_last: self._followed(lambda: attempt(is_last)), deadline
-
-    def _followed(self, handle: Callable[[], Any]) -> Any:
-        """Handle a call; if another process has removed files meanwhile, look at the directory again."""
-        try:
-            return handle()
-        except CorruptLogError:
-            if not isinstance(self.directory, FollowedDirectory):
-                raise
-            self.directory.read_again()
-            return handle()
 
     def produce(self, request: SplicedMessage, done: Callable[[Any, HeadraceError | None], None]) -> None:
         """Append the batches of a ProduceRequest; `done` is called once, perhaps on another thread."""
@@ -196,8 +180,6 @@ class DirectoryServer:
 
     def has_every_offset(self, topic: str) -> bool:
         """Return whether each offset of a topic is a record. Raises UnknownTopicError."""
-        if isinstance(self.directory, FollowedDirectory):
-            self.directory.read_again()
         return self._records.has_every_offset(self.directory.topic(topics_pb2.TopicRef(name=topic)))
 
     def check_writable(self) -> None:

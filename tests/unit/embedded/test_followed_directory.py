@@ -7,9 +7,11 @@ import threading
 import headrace
 import pytest
 from headrace.embedded import shared_bounds
-from headrace.embedded.followed import FollowedDirectory
+from headrace.embedded.fetches import DirectoryFetches
+from headrace.embedded.followed import FollowedDirectory, ReadOnlyFileSystem
+from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.shared_bounds import BoundsReader, BoundsWriter, SharedBounds
-from headrace.v1 import topics_pb2
+from headrace.v1 import broker_pb2, topics_pb2
 
 WAIT = 30
 A, B, C = (name * 16 for name in (b"a", b"b", b"c"))
@@ -112,3 +114,81 @@ def test_the_end_of_a_followed_log_does_not_go_back(tmp_path, monkeypatch):
         assert followed.readable(topic, 0).visible_end >= seen[-1]
         assert followed.readable(topic, 0).visible_end == 1
         followed.close()
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A compacted topic of many segments, as its writer and a reader have it, and what compacts it."""
+    config = {"cleanup_policy": "compact", "segment_bytes": 1 << 16, "max_batch_bytes": 1 << 14}
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("state", partitions=1, config=config)
+        with log.producer(batch_records=20) as producer:
+            for number in range(2_000):
+                producer.send("state", b"x" * 100, key=b"%d" % (number % 10))
+        followed = FollowedDirectory(log.path)
+        written = log._server.directory.readable(log._server.directory.topic(STATE), 0)
+
+        def compact():
+            written.log.close_below(written.visible_end)
+            written.compact(1 << 50, written.visible_end)
+            assert written.log.retention.purge_deleted_files() == 0
+
+        yield log, followed, compact
+        followed.close()
+
+
+STATE = topics_pb2.TopicRef(name="state")
+
+
+def fetched_offsets(followed: FollowedDirectory) -> int:
+    """Fetch the first batches; return the offset behind them."""
+    request = broker_pb2.FetchRequest(max_bytes=1 << 20)
+    request.topics.add(topic=STATE).partitions.add(partition=0, offset=0)
+    attempt, _ = DirectoryFetches(followed).fetch_whole(request)
+    (topic,) = attempt(True).topics
+    (part,) = topic.partitions
+    assert not part.HasField("error"), part.error
+    return part.next_offset
+
+
+def test_a_fetch_reads_what_has_replaced_a_file(state):
+    """Compaction changes the files alone: the reader that knew the old ones reads the directory again."""
+    _, followed, compact = state
+    followed.readable(followed.topic(STATE), 0)
+    compact()
+    assert fetched_offsets(followed) > 0
+
+
+def test_offsets_are_listed_by_what_has_replaced_a_file(state):
+    _, followed, compact = state
+    followed.readable(followed.topic(STATE), 0)
+    compact()
+    request = broker_pb2.ListOffsetsRequest()
+    request.topics.add(topic=STATE).partitions.add(partition=0, spec=broker_pb2.OFFSET_SPEC_TIMESTAMP, timestamp_ms=1)
+    request.topics.add(topic=STATE).partitions.add(partition=0, spec=broker_pb2.OFFSET_SPEC_RECORD, offset=5)
+    for topic in DirectoryRecords(followed).list_offsets(request).topics:
+        assert not topic.partitions[0].HasField("error"), topic.partitions[0].error
+        assert topic.partitions[0].timestamp_ms > 0
+
+
+def test_a_file_that_is_removed_while_a_reader_lists_them(state, monkeypatch):
+    _, followed, compact = state
+    listed = ReadOnlyFileSystem.list_directory
+
+    def list_and_compact(*arguments):
+        names = listed(*arguments)
+        monkeypatch.undo()
+        compact()
+        return names
+
+    monkeypatch.setattr(ReadOnlyFileSystem, "list_directory", list_and_compact)
+    assert fetched_offsets(followed) > 0
+
+
+def test_a_topic_that_is_deleted_while_a_reader_begins_to_read_it(state):
+    """It is unknown from then on; the storage is not said to have failed."""
+    log, followed, _ = state
+    topic = followed.topic(STATE)
+    log.admin.delete_topic("state")
+    with pytest.raises(headrace.UnknownTopicIdError):
+        followed.readable(topic, 0)
