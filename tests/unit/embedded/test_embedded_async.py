@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import headrace
 import pytest
 from headrace import aio
+from headrace.client.opened import directory
+from headrace.embedded.server import _registry
+
+WAIT = 10
 
 
 async def test_records_groups_and_tables(tmp_path):
@@ -83,3 +89,53 @@ async def test_a_plain_value_is_appended_without_a_lock(tmp_path, monkeypatch):
                 for _ in range(1_000):
                     await producer.send("clicks", b"x", key)
             assert len(appended) < 20
+
+
+@pytest.mark.parametrize("of", ["client", "directory"])
+async def test_a_cancelled_close_closes_the_directory(tmp_path, of):
+    """Also if no thread was free to begin it."""
+    path = str(tmp_path / "events")
+    loop, free = asyncio.get_running_loop(), threading.Event()
+    opened = await aio.open(path) if of == "directory" else aio.Admin(bootstrap_servers=f"dir:{path}")
+    assert path in _registry.servers
+    executor = ThreadPoolExecutor(1)
+    loop.set_default_executor(executor)
+    executor.submit(free.wait, WAIT)
+    closing = asyncio.create_task(opened.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    free.set()
+    await loop.run_in_executor(None, _nothing)  # It comes after the close.
+    assert path not in _registry.servers
+
+
+async def test_a_cancelled_open_leaves_the_directory_closed(tmp_path, monkeypatch):
+    """An application that waits for a recovery for a while only can open it later, in another process as well."""
+    path = str(tmp_path / "events")
+    loop, begun, cancelled, closed = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), asyncio.Event()
+    acquire, release = directory.acquire, directory.release
+
+    def acquire_later(*arguments, **options):
+        loop.call_soon_threadsafe(begun.set)
+        assert cancelled.wait(WAIT)
+        return acquire(*arguments, **options)
+
+    def release_and_say(server):
+        release(server)
+        loop.call_soon_threadsafe(closed.set)
+
+    monkeypatch.setattr(directory, "acquire", acquire_later)
+    monkeypatch.setattr(directory, "release", release_and_say)
+    opening = asyncio.create_task(aio.open(path))
+    await begun.wait()
+    opening.cancel()
+    await asyncio.wait([opening])
+    cancelled.set()
+    async with asyncio.timeout(WAIT):
+        await closed.wait()
+    assert path not in _registry.servers
+
+
+def _nothing() -> None:
+    """Take a turn of the executor."""

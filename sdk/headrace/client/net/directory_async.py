@@ -64,7 +64,8 @@ class AsyncDirectoryConnections:
         self._closed.set()
         self.native.is_closed = True
         self._server.abandon(self, ClosedError(self._what))
-        await asyncio.to_thread(release, self._server)
+        # As a future, which is not cancelled with the caller: the directory would stay open.
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, release, self._server))
 
     async def run_step(self, step: Any) -> Any:
         """Run one step of `headrace.client.base.operations`; return its result. Raises as `DirectoryConnections`."""

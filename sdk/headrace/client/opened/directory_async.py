@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -65,10 +66,15 @@ class AsyncLogDirectory:
         return AsyncTable(name, **self._directory._settings(settings))
 
     async def close(self) -> None:
-        """Close the directory once its other clients are closed; raises as the blocking class."""
-        if self._admin is not None:
-            await self._admin.close()
-        await asyncio.to_thread(self._directory.close)
+        """Close the directory once its other clients are closed; raises as the blocking class.
+
+        It is closed as well if this is cancelled.
+        """
+        try:
+            if self._admin is not None:
+                await self._admin.close()
+        finally:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._directory.close))
 
     async def __aenter__(self) -> "AsyncLogDirectory":
         return self
@@ -89,5 +95,16 @@ class AsyncLogDirectory:
 
 
 async def open(path: str | os.PathLike[str], *, read_only: bool = False) -> AsyncLogDirectory:
-    """Open a directory with topics, as `headrace.open`."""
-    return AsyncLogDirectory(await asyncio.to_thread(LogDirectory, path, read_only=read_only))
+    """Open a directory with topics, as `headrace.open`. If this is cancelled, it is closed again once it is open."""
+    begin = partial(LogDirectory, path, read_only=read_only)
+    opening = asyncio.get_running_loop().run_in_executor(None, begin)
+    try:
+        return AsyncLogDirectory(await asyncio.shield(opening))
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close)
+        raise
+
+
+def _close(opening: "asyncio.Future[LogDirectory]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
