@@ -27,6 +27,7 @@ from headrace.log.errors import REFUSALS, DirectoryInUseError, WrongDirectoryErr
 from headrace.log.filesystem import FileSystem
 from headrace.log.identity import FILE as IDENTITY_FILE
 from headrace.log.identity import read_identity
+from headrace.log.log import PartitionLog
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.log.settings import DiskLimits
 from headrace.partition.log_settings import log_settings
@@ -93,7 +94,7 @@ class OpenDirectory:
             self._bounds = BoundsWriter(path) if isinstance(self.filesystem, OsFileSystem) else NoBounds()
             self._remove_unknown_logs()
             for topic in self.topics.by_name.values():
-                self._open_partitions(topic)
+                self._open_partitions(topic, [])
             self._directory.note_boot()
             self._bounds.show(self.topics.revision)
         except BaseException as error:
@@ -122,10 +123,12 @@ class OpenDirectory:
                 self._directory.delete_log_directory(log_id)
         self._directory.remove_deleted()
 
-    def _open_partitions(self, topic: DirectoryTopic) -> None:
+    def _open_partitions(self, topic: DirectoryTopic, opened: list[PartitionLog]) -> None:
+        """Open the logs of a topic that are not open, and add them to `opened`."""
         for number in range(topic.partitions):
             if (topic.topic_id, number) not in self._partitions:
                 log = self._directory.open_log(topic.topic_id, number, log_settings(topic.config))
+                opened.append(log)
                 # After a crash, other records may follow at offsets that a reader has seen: in a new epoch, as by a new
                 # leader.
                 is_continued = (self._is_clean or bool(topic.origin)) and log.last_epoch >= 0
@@ -195,9 +198,7 @@ class OpenDirectory:
         """Create a topic. Raises TopicAlreadyExistsError if another one has its name."""
         with self._lock:
             self.check_new(topic.name)
-            self.topics.put(topic)
-            self._open_partitions(topic)
-            self._show_topics()
+            self._put(topic)
 
     def adopt(self, name: str, topic_id: bytes, partitions: int, configs: Mapping[str, str], origin: str) -> None:
         """Create or continue a copy of a cluster's topic.
@@ -213,7 +214,7 @@ class OpenDirectory:
                     action="Fetch the topic into another directory, or delete that one.",
                 )
             created_ms = time.time_ns() // 1_000_000 if known is None else known.created_ms
-            self._replace(DirectoryTopic(name, topic_id, partitions, configs, created_ms, origin))
+            self._put(DirectoryTopic(name, topic_id, partitions, configs, created_ms, origin))
 
     def copied(self, topic_id: bytes, number: int) -> DirectoryPartition:
         """Return a partition of a copy."""
@@ -222,14 +223,24 @@ class OpenDirectory:
     def change(self, topic: DirectoryTopic, decide: Callable[[DirectoryTopic], DirectoryTopic]) -> None:
         """Replace a topic, as it is now, by what `decide` returns: with other settings or more partitions."""
         with self._lock:
-            self._replace(decide(self.topics.find(topics_pb2.TopicRef(topic_id=topic.topic_id))))
+            self._put(decide(self.topics.find(topics_pb2.TopicRef(topic_id=topic.topic_id))))
 
-    def _replace(self, topic: DirectoryTopic) -> None:
-        self.topics.put(topic)
+    def _put(self, topic: DirectoryTopic) -> None:
+        """Store a topic once it has all its partitions; after an error it is as before."""
+        opened: list[PartitionLog] = []
+        try:
+            self._open_partitions(topic, opened)
+            self.topics.put(topic)
+        except BaseException:
+            for log in opened:
+                self._partitions.pop((topic.topic_id, log.partition), None)
+                with contextlib.suppress(HeadraceError):
+                    self._directory.delete_log(log)
+            with self._removal_lock, contextlib.suppress(HeadraceError):
+                self._directory.remove_deleted()
+            raise
         for number in range(topic.partitions):
-            if (partition := self._partitions.get((topic.topic_id, number))) is not None:
-                partition.configure(topic)
-        self._open_partitions(topic)
+            self._partitions[topic.topic_id, number].configure(topic)
         self._show_topics()
 
     def delete(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:

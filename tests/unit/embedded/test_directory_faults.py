@@ -7,10 +7,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import count
 from types import SimpleNamespace
 
 import headrace
 import pytest
+from headrace.embedded import catalogue
 from headrace.embedded.appends import AppendQueue, Written
 from headrace.embedded.catalogue import DirectoryTopics
 from headrace.embedded.followed import FollowedDirectory
@@ -21,6 +23,7 @@ from headrace.embedded.server import DirectoryServer
 from headrace.embedded.tables import DirectoryTableState
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.directory import DataDirectory
+from headrace.log.errors import StorageFullError
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.partition.batch_cache import BatchCache
 from headrace.v1 import broker_pb2, groups_pb2
@@ -168,6 +171,44 @@ def test_offsets_of_a_topic_that_is_created_during_a_deletion_are_kept(tmp_path,
         monkeypatch.setattr(log._server._tables, "keep", create_and_commit)
         log.admin.delete_topic("old")
         assert list(log.admin.group_offsets("g")) == [new]
+
+
+@pytest.mark.parametrize("step", ["open_log", "replace_file"])
+@pytest.mark.parametrize("grows", [False, True])
+def test_partitions_that_cannot_be_made_are_not_there(tmp_path, monkeypatch, step, grows):
+    """A topic is created, or gets partitions, as a whole: the same call succeeds once the disk has room."""
+    path = tmp_path / "events"
+    with headrace.open(path) as log, log.producer() as producer:
+        log.admin.create_topic("old", partitions=1)
+        producer.send("old", b"kept").result(WAIT)
+        names = sorted(each.name for each in path.iterdir())
+
+        def change():
+            if grows:
+                log.admin.create_partitions("old", 4)
+            else:
+                log.admin.create_topic("new", partitions=3)
+
+        calls, target = count(), DataDirectory if step == "open_log" else catalogue
+        work = getattr(target, step)
+
+        def fail_later(*arguments, **options):
+            if next(calls) == (2 if step == "open_log" else 0):
+                raise StorageFullError("the disk is full")
+            return work(*arguments, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(StorageFullError):
+            patch.setattr(target, step, fail_later)
+            change()
+        assert log.topics() == ["old"]
+        assert sorted(each.name for each in path.iterdir()) == names
+        assert producer.send("old", b"more").result(WAIT).partition == 0
+        change()
+        with log.producer() as later:
+            name, number = ("old", 3) if grows else ("new", 2)
+            assert later.send(name, b"1", partition=number).result(WAIT).offset == 0
+    with headrace.open(path) as log:
+        assert [record.value for record in log.reader("old") if record.partition == 0] == [b"kept", b"more"]
 
 
 class Appends:
