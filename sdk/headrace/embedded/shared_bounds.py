@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headrace.log.errors import storage_error
 from headrace.wire.crc import crc32c
 from headrace.wire.errors import InternalError, StorageOfflineError
 
@@ -60,32 +61,45 @@ class BoundsWriter:
     """Writer's side. One thread at a time changes a slot; another one may change another slot."""
 
     def __init__(self, path: str) -> None:
-        """Create or continue the file of a directory, with no slots. Raises OSError."""
+        """Create or continue the file of a directory, with no slots. Raises StorageFullError, StorageOfflineError."""
         self._path = f"{path}/{FILE}"
         session = _session_of(self._path) + 1
         self._state = DirectoryState(os.getpid(), session, 0)
         self._slots: dict[tuple[bytes, int], int] = {}
         self._map = self._make(_SPARE_SLOTS)
+        self._is_placed = False
 
     def _make(self, slots: int) -> mmap.mmap:
-        """Make a file of this number of slots; `show` puts it into its place, which readers of the other notice."""
-        temporary = f"{self._path}.tmp"
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        """Make a file of this number of slots; `_place` puts it into its place, which readers of the other notice.
+
+        All of it is written: a page that the disk has no room for would end the process.
+        """
         try:
-            os.ftruncate(descriptor, _HEADER_BYTES + slots * _SLOT_BYTES)
-            mapped = mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
-        self._is_placed = False
-        return mapped
+            descriptor = os.open(f"{self._path}.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            with open(descriptor, "wb", buffering=0) as file:
+                data = memoryview(bytes(_HEADER_BYTES + slots * _SLOT_BYTES))
+                while data:
+                    data = data[file.write(data) :]
+                return mmap.mmap(descriptor, 0)
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+
+    def _place(self) -> None:
+        try:
+            os.rename(f"{self._path}.tmp", self._path)
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+        self._is_placed = True
 
     def begin(self, topic_id: bytes, partition: int, bounds: SharedBounds) -> None:
-        """Add a slot."""
+        """Add a slot. Raises StorageFullError, StorageOfflineError."""
         number = len(self._slots)
         if (number + 1) * _SLOT_BYTES + _HEADER_BYTES > len(self._map):
             old, self._map = self._map, self._make(number + _SPARE_SLOTS)
             self._map[: len(old)] = old[:]
             old.close()
+            if self._is_placed:
+                self._place()
         self._slots[topic_id, partition] = number
         self.write(topic_id, partition, bounds)
 
@@ -96,13 +110,12 @@ class BoundsWriter:
         self._map[at : at + _SLOT.size + 4] = data + _CRC.pack(crc32c(data))
 
     def show(self, revision: int, *, is_open: bool = True) -> None:
-        """Write the header: the topics of `revision` have their slots. Raises OSError."""
+        """Write the header: the topics of `revision` have their slots. Raises StorageFullError, StorageOfflineError."""
         self._state = self._state._replace(pid=os.getpid() if is_open else 0, revision=revision)
         data = _HEADER.pack(_MAGIC, VERSION, *self._state, len(self._slots))
         self._map[: _HEADER.size + 4] = data + _CRC.pack(crc32c(data))
         if not self._is_placed:
-            os.rename(f"{self._path}.tmp", self._path)
-            self._is_placed = True
+            self._place()
 
     def close(self) -> None:
         """Note that no process writes any more."""

@@ -20,6 +20,7 @@ from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
 from headrace.embedded.server import DirectoryServer
+from headrace.embedded.shared_bounds import BoundsWriter
 from headrace.embedded.tables import DirectoryTableState
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.directory import DataDirectory
@@ -209,6 +210,15 @@ def test_partitions_that_cannot_be_made_are_not_there(tmp_path, monkeypatch, ste
             assert later.send(name, b"1", partition=number).result(WAIT).offset == 0
     with headrace.open(path) as log:
         assert [record.value for record in log.reader("old") if record.partition == 0] == [b"kept", b"more"]
+
+
+def test_a_full_disk_is_an_error_of_the_file_of_bounds(tmp_path):
+    """Its space is reserved when it is made: a page that is written later would end the process if there is none."""
+    writer = BoundsWriter(str(tmp_path))
+    writer.show(0)
+    found = (tmp_path / "bounds").stat()
+    assert found.st_blocks * 512 >= found.st_size
+    writer.close()
 
 
 class Appends:
