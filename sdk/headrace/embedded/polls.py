@@ -74,7 +74,7 @@ class Polls:
         with self._changed:
             self._polls[poll] = None
             self._version += 1
-            if self._thread is None:
+            if self._thread is None or self._is_closed:  # Which answers the last calls, and ends.
                 self._thread = threading.Thread(target=self._run, name="headrace-polls", daemon=True)
                 self._thread.start()
             self._changed.notify_all()

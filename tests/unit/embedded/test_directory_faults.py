@@ -19,6 +19,7 @@ from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
+from headrace.embedded.polls import Polls
 from headrace.embedded.server import DirectoryServer
 from headrace.embedded.shared_bounds import BoundsWriter
 from headrace.embedded.tables import DirectoryTableState
@@ -219,6 +220,14 @@ def test_a_full_disk_is_an_error_of_the_file_of_bounds(tmp_path):
     found = (tmp_path / "bounds").stat()
     assert found.st_blocks * 512 >= found.st_size
     writer.close()
+
+
+def test_a_call_that_begins_to_wait_after_the_end_is_answered():
+    polls, ended = Polls(), threading.Semaphore(0)
+    for _ in range(2):
+        polls.begin(None, lambda is_last: is_last or None, 1e9, lambda response, error: ended.release())
+        polls.close()
+        assert ended.acquire(timeout=WAIT)
 
 
 class Appends:
