@@ -294,8 +294,10 @@ def release(server: DirectoryServer) -> None:
         _registry.users[server.path] -= 1
         if _registry.users[server.path]:
             return
-        del _registry.servers[server.path], _registry.users[server.path]
-        server.close()
+        try:
+            server.close()
+        finally:  # Until then a child of a fork has to give up the lock.
+            del _registry.servers[server.path], _registry.users[server.path]
 
 
 def _after_fork() -> None:

@@ -289,11 +289,13 @@ class DataDirectory:
             if not is_refused(error):  # Without the marker the shutdown is not clean, and the next start recovers.
                 raise storage_error(self.path, error) from error
         finally:
-            self._filesystem.close(self._lock)
+            self.abandon()
 
     def abandon(self) -> None:
-        """Close the lock's descriptor in a child process after a fork; the parent keeps the lock."""
-        self._filesystem.close(self._lock)
+        """Close the lock's descriptor once; a child process after a fork calls it, and the parent keeps the lock."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            self._filesystem.close(lock)
 
     def _discard(self, log: PartitionLog) -> None:
         self._logs.pop(LogId(log.topic_id, log.partition), None)

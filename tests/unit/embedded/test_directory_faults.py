@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -228,6 +231,41 @@ def test_a_call_that_begins_to_wait_after_the_end_is_answered():
         polls.begin(None, lambda is_last: is_last or None, 1e9, lambda response, error: ended.release())
         polls.close()
         assert ended.acquire(timeout=WAIT)
+
+
+def test_a_child_of_a_fork_during_the_close_does_not_keep_the_directory(tmp_path):
+    """The lock is the parent's; a child that is forked while threads are waited for would keep it open."""
+    program = """
+        import os, sys, threading, headrace
+        from headrace.embedded.server import DirectoryServer
+        log, close = headrace.open(sys.argv[1]), DirectoryServer.close
+        begun, forked = threading.Event(), threading.Event()
+        def close_later(server):
+            begun.set()
+            forked.wait(30)
+            close(server)
+        DirectoryServer.close = close_later
+        closing = threading.Thread(target=log.close)
+        closing.start()
+        begun.wait(30)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        forked.set()
+        closing.join()
+        headrace.open(sys.argv[1]).close()
+        print("opened")
+        os.close(writing)
+        os.waitpid(child, 0)
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "events")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found.stdout == "opened\n", found.stderr
 
 
 class Appends:
