@@ -342,7 +342,14 @@ class FollowedDirectory:
         """Raise DirectoryInUseError: calls that change something are for the process that writes."""
         with suppress(HeadraceError):
             self._look()
-        raise in_use(self.path, self._bounds.state.pid)
+        pid = self._bounds.state.pid
+        if not pid:
+            raise DirectoryInUseError(
+                f"this process has opened {self.path} only to read it",
+                retriable=False,
+                action="Close it in this process, then open it for writing.",
+            )
+        raise in_use(self.path, pid)
 
     def close(self) -> None:
         """Close the files."""
