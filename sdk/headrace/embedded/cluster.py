@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.opened import BROKER_ID, OpenDirectory
+from headrace.embedded.partitions import GONE
 from headrace.partition.topic_configs import (
     TopicConfig,
     alter_topic_configs,
@@ -58,7 +60,9 @@ class DirectoryCluster:
         if request.brokers_only:
             return response
         if not request.topics:
-            response.topics.extend(map(self._describe, self.sorted_topics()))
+            for topic in self.sorted_topics():
+                with suppress(*GONE):
+                    response.topics.append(self._describe(topic))
         for reference in request.topics:
             try:
                 response.topics.append(self._describe(self._directory.topic(reference)))

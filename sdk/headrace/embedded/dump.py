@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
@@ -12,6 +13,7 @@ from headrace.embedded.catalogue import topic_fields
 from headrace.embedded.cluster import DirectoryCluster
 from headrace.embedded.groups import DirectoryGroups
 from headrace.v1 import cluster_pb2, groups_pb2
+from headrace.wire.errors import UnknownGroupError
 
 
 class Entries(list[cluster_pb2.DumpMetadataResponse]):
@@ -37,9 +39,10 @@ def dump_metadata(
         **{f"{root}/{generation}/topics/{topic.name}": topic_fields(topic) for topic in cluster.sorted_topics()},
     }
     for listing in groups.list(groups_pb2.ListGroupsRequest()).groups:
-        group = groups.describe(groups_pb2.DescribeGroupRequest(group_id=listing.group_id))
         here = f"{root}/groups/{generation}/group/{listing.group_id}"
-        entries.update((f"{here}/{key}", value) for key, value in _group_entries(group))
+        with suppress(UnknownGroupError):  # It was deleted meanwhile.
+            group = groups.describe(groups_pb2.DescribeGroupRequest(group_id=listing.group_id))
+            entries.update((f"{here}/{key}", value) for key, value in _group_entries(group))
     return Entries(
         cluster_pb2.DumpMetadataResponse(key=key, value_json=json.dumps(value), mod_revision=described.revision)
         for key, value in entries.items()

@@ -9,7 +9,10 @@ from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.log.log_reader import LogReader
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import HeadraceError, Outcome, UnknownPartitionError
+from headrace.wire.errors import HeadraceError, Outcome, UnknownPartitionError, UnknownTopicIdError
+
+GONE = (UnknownTopicIdError, UnknownPartitionError)
+"""Errors for a topic of a list that was deleted meanwhile, or is not complete yet for a reader of the directory."""
 
 
 class ReadablePartition(Protocol):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import cast
 
 from headrace.embedded.appends import Written
 from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.open_partition import DirectoryPartition
-from headrace.embedded.partitions import Partitions, answer_topic, known
+from headrace.embedded.partitions import GONE, Partitions, answer_topic, known
 from headrace.log.log import TimestampKind
 from headrace.v1 import broker_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, to_detail
@@ -138,21 +139,26 @@ class DirectoryRecords:
     def describe_logs(self, request: broker_pb2.DescribeLogsRequest) -> broker_pb2.DescribeLogsResponse:
         """Answer a DescribeLogs, without the disk."""
         response = broker_pb2.DescribeLogsResponse()
-        topics = [self._partitions.topic(each) for each in request.topics] or self._partitions.all_topics()
-        for topic in topics:
-            for number in range(topic.partitions):
-                partition = self._partitions.readable(topic, number)
-                response.logs.add(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partition=number,
-                    log_start_offset=partition.log_start_offset,
-                    log_end_offset=partition.log_end_offset,
-                    high_watermark=partition.visible_end,
-                    flushed_offset=partition.log.flushed_offset,
-                    size_bytes=partition.log.size_bytes,
-                    segments=partition.log.segment_count,
-                    leader_epoch=partition.leader_epoch,
-                    is_leader=True,
-                )
+        for reference in request.topics:
+            self._describe_logs(self._partitions.topic(reference), response)
+        for topic in () if request.topics else self._partitions.all_topics():
+            with suppress(*GONE):
+                self._describe_logs(topic, response)
         return response
+
+    def _describe_logs(self, topic: DirectoryTopic, response: broker_pb2.DescribeLogsResponse) -> None:
+        for number in range(topic.partitions):
+            partition = self._partitions.readable(topic, number)
+            response.logs.add(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition=number,
+                log_start_offset=partition.log_start_offset,
+                log_end_offset=partition.log_end_offset,
+                high_watermark=partition.visible_end,
+                flushed_offset=partition.log.flushed_offset,
+                size_bytes=partition.log.size_bytes,
+                segments=partition.log.segment_count,
+                leader_epoch=partition.leader_epoch,
+                is_leader=True,
+            )

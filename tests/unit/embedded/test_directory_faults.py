@@ -18,11 +18,13 @@ import pytest
 from headrace.embedded import catalogue
 from headrace.embedded.appends import AppendQueue, Written
 from headrace.embedded.catalogue import DirectoryTopics
+from headrace.embedded.cluster import DirectoryCluster
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
 from headrace.embedded.polls import Polls
+from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.server import DirectoryServer
 from headrace.embedded.shared_bounds import BoundsWriter
 from headrace.embedded.tables import DirectoryTableState
@@ -31,7 +33,7 @@ from headrace.log.directory import DataDirectory
 from headrace.log.errors import StorageFullError
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.partition.batch_cache import BatchCache
-from headrace.v1 import broker_pb2, groups_pb2
+from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import FencedMemberEpochError, InternalError, StorageOfflineError
 from headrace.wire.table_keys import table_key
@@ -276,6 +278,48 @@ def test_a_process_that_only_reads_says_so_where_no_other_one_writes(tmp_path):
         pytest.raises(headrace.DirectoryInUseError, match=r"this process .* read"),
     ):
         headrace.open(path)
+
+
+def test_lists_of_topics_leave_out_what_is_deleted_meanwhile(tmp_path, monkeypatch):
+    """Metadata and logs of all topics are those of the others."""
+    with headrace.open(tmp_path / "events") as log:
+        directory = log._server.directory
+        listed = directory.all_topics
+
+        def list_and_delete():
+            found = listed()
+            monkeypatch.undo()
+            log.admin.delete_topic("old")
+            return found
+
+        for answer in (
+            lambda: DirectoryCluster(directory).metadata(cluster_pb2.GetMetadataRequest()).topics,
+            lambda: DirectoryRecords(directory).describe_logs(broker_pb2.DescribeLogsRequest()).logs,
+        ):
+            for name in ("kept", "old"):
+                if name not in log.topics():
+                    log.admin.create_topic(name, partitions=1)
+            monkeypatch.setattr(directory, "all_topics", list_and_delete)
+            assert [each.name for each in answer()] == ["kept"]
+
+
+def test_a_dump_leaves_out_a_group_that_is_deleted_meanwhile(tmp_path, monkeypatch):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks")
+        for group in ("kept", "old"):
+            log.admin.reset_group_offsets(group, {headrace.TopicPartition("clicks", 0): 0})
+        listed = DirectoryGroups.list
+
+        def list_and_delete(*arguments):
+            found = listed(*arguments)
+            log.admin.delete_groups(["old"])
+            return found
+
+        monkeypatch.setattr(DirectoryGroups, "list", list_and_delete)
+        server = log._server
+        keys = [entry.key for entry in server.call("cluster", "DumpMetadata", cluster_pb2.DumpMetadataRequest())]
+        assert any("/kept/" in key for key in keys)
+        assert not any("/old/" in key for key in keys)
 
 
 class Appends:
