@@ -63,8 +63,7 @@ class BoundsWriter:
     def __init__(self, path: str) -> None:
         """Create or continue the file of a directory, with no slots. Raises StorageFullError, StorageOfflineError."""
         self._path = f"{path}/{FILE}"
-        session = _session_of(self._path) + 1
-        self._state = DirectoryState(os.getpid(), session, 0)
+        self._state = DirectoryState(os.getpid(), _state_of(path).session + 1, 0)
         self._slots: dict[tuple[bytes, int], int] = {}
         self._map = self._make(_SPARE_SLOTS)
         self._is_placed = False
@@ -154,22 +153,18 @@ class BoundsReader:
     def __init__(self, path: str) -> None:
         """Map the file of a directory. Raises OSError, StorageOfflineError."""
         self._path = f"{path}/{FILE}"
-        self._view: _View | None = None
-        self.refresh()
+        self._view = self._read(None)
 
     @property
     def state(self) -> DirectoryState:
         """Header as of the last `refresh`."""
-        return self._known.state
-
-    @property
-    def _known(self) -> _View:
-        assert self._view is not None, "the constructor has read it"
-        return self._view
+        return self._view.state
 
     def refresh(self) -> None:
         """Read the header again, and the slots if it has changed. Raises OSError."""
-        view = self._view
+        self._view = self._read(self._view)
+
+    def _read(self, view: _View | None) -> _View:
         if view is not None and os.stat(self._path).st_ino == view.inode:
             inode, mapped = view.inode, view.mapped
         else:
@@ -181,14 +176,15 @@ class BoundsReader:
                 os.close(descriptor)
         *fields, count = _checked(mapped, 0, _HEADER)[2:]
         state = DirectoryState(*fields)
-        if view is None or (mapped, state, count) != (view.mapped, view.state, len(view.slots)):
-            found = (_checked(mapped, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT) for number in range(count))
-            slots = {(topic_id, partition): number for number, (topic_id, partition, *_) in enumerate(found)}
-            self._view = _View(inode, mapped, state, slots)
+        if view is not None and mapped is view.mapped and state == view.state:
+            return view
+        found = (_checked(mapped, _HEADER_BYTES + number * _SLOT_BYTES, _SLOT) for number in range(count))
+        slots = {(topic_id, partition): number for number, (topic_id, partition, *_) in enumerate(found)}
+        return _View(inode, mapped, state, slots)
 
     def read(self, topic_id: bytes, partition: int) -> SharedBounds | None:
         """Return the bounds of a log, `None` if it has none yet."""
-        view = self._known
+        view = self._view
         number = view.slots.get((topic_id, partition))
         if number is None:
             return None
@@ -197,17 +193,14 @@ class BoundsReader:
 
 def writer_of(path: str) -> int:
     """Return the id of the process that writes to a directory, 0 if that is not known."""
-    try:
-        return BoundsReader(path).state.pid
-    except (OSError, InternalError, StorageOfflineError, ValueError):
-        return 0
+    return _state_of(path).pid
 
 
-def _session_of(path: str) -> int:
+def _state_of(path: str) -> DirectoryState:
     try:
-        return BoundsReader(path.rpartition("/")[0]).state.session
+        return BoundsReader(path).state
     except (OSError, InternalError, StorageOfflineError, ValueError):
-        return 0
+        return DirectoryState(0, 0, 0)
 
 
 def _checked(mapped: mmap.mmap, at: int, shape: struct.Struct) -> tuple[Any, ...]:
