@@ -16,6 +16,7 @@ call was served after their last wasted one. Connections that are open stay, unl
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -42,6 +43,8 @@ MAX_SERVED = 200
 """Maximum number of callers whose connections are always accepted; as many as the blocked ones leave room for."""
 MAX_COUNTED_CONNECTIONS = 10_000
 PASS_SECONDS = 0.1
+LOG_SECONDS = 60.0
+"""Least interval of log lines about filters that could not be set."""
 
 
 class WastedCalls:
@@ -63,6 +66,9 @@ class WastedCalls:
         """Calls wasted by caller and remote port, of callers that are blocked, and of all while the price is raised."""
         self._ending: set[tuple[str, int]] = set()
         self._keeping: asyncio.Task[None] | None = None
+        self._failures = 0
+        """Filters that could not be set since the last log line about them."""
+        self._log_at = -math.inf
 
     def start(self, port: int) -> None:
         """Protect the listener of this process at `port`."""
@@ -155,7 +161,6 @@ class WastedCalls:
         """Update the filter and close connections periodically until no caller is blocked and the price is 1."""
         loop = asyncio.get_running_loop()
         kept: Filter | None = Filter()
-        told: Filter | None = None
         passed_at = loop.time()
         try:
             while self._shut_out or self._price > 1 or self._rates.debt_seconds("", "all") > 0:
@@ -171,14 +176,7 @@ class WastedCalls:
                         kept = wanted
                 except OSError as error:  # For example out of file descriptors; the next pass retries.
                     self._ending |= ending
-                    if wanted != told:
-                        log.warning(
-                            "callers_not_blocked",
-                            peers=wanted.callers,
-                            accepted_one_of=wanted.one_of,
-                            cause=str(error),
-                        )
-                        told = wanted
+                    self._note_failure(wanted, error, loop.time())
                 await asyncio.sleep(PASS_SECONDS)
                 diversion.reset()
                 now = loop.time()
@@ -189,6 +187,19 @@ class WastedCalls:
             diversion.close()
             self._of_connections.clear()
             self._price, self._keeping = 1.0, None
+
+    def _note_failure(self, wanted: Filter, error: OSError, now: float) -> None:
+        self._failures += 1
+        if now < self._log_at:
+            return
+        log.warning(
+            "callers_not_blocked",
+            failures=self._failures,
+            peers=wanted.callers,
+            accepted_one_of=wanted.one_of,
+            cause=str(error),
+        )
+        self._log_at, self._failures = now + LOG_SECONDS, 0
 
     def _set_price(self, seconds: float) -> None:
         """Raise the price by as much as all callers wasted more than they may, or lower it slowly."""

@@ -299,8 +299,8 @@ def test_a_filter_fits_into_the_kernel(family, blocked):
     assert wanted.served == tuple(sorted(list(wasted._served)[::-1][: room // 176]))
 
 
-async def test_a_filter_that_cannot_be_set_is_logged(served, monkeypatch):
-    """Also if it names no blocked caller, and each other one that is wanted later; then it is tried again."""
+async def test_filters_that_cannot_be_set_are_logged_once_a_minute_with_their_number(served, monkeypatch):
+    """Also where a filter names no blocked caller, and the one that is wanted changes; each pass tries again."""
     monkeypatch.setattr(wasted_calls, "PASS_SECONDS", 0.0)
     wasted, tried, loop = served.wasted, asyncio.Queue(), asyncio.get_running_loop()
 
@@ -309,11 +309,14 @@ async def test_a_filter_that_cannot_be_set_is_logged(served, monkeypatch):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     async def tried_twice(price):
-        """A try of the filter has been logged when the next one is made."""
+        """A failure has been counted when the next one is made."""
+        count = 0
         async with asyncio.timeout(20):
             for _ in range(2):
                 while (await tried.get()).one_of != price:
-                    pass
+                    count += 1
+                count += 1
+        return count
 
     monkeypatch.setattr(Diversion, "keep_out", keep_out)
     monkeypatch.setattr(wasted, "_set_price", lambda _: None)
@@ -321,11 +324,15 @@ async def test_a_filter_that_cannot_be_set_is_logged(served, monkeypatch):
     with capture_logs() as logs:
         wasted._rates.charge("", "all", 10_000)
         wasted.count(f"ipv4:{WASTER}:1", of_connection=False)
-        await tried_twice(7)
+        failures = await tried_twice(7)
         wasted._price = 8.0
+        failures += await tried_twice(8)
+        wasted._log_at -= wasted_calls.LOG_SECONDS
         await tried_twice(8)
     noted = [each for each in logs if each["event"] == "callers_not_blocked"]
     assert [(each["peers"], each["accepted_one_of"]) for each in noted] == [((), 7), ((), 8)]
+    assert noted[0]["failures"] == 1
+    assert noted[1]["failures"] in range(failures - 1, failures + 3)
 
 
 async def test_all_addresses_of_a_listener_are_filtered_after_a_failure(monkeypatch):
