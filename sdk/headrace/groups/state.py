@@ -93,6 +93,8 @@ class Group:
     owners: Mapping[TopicPartition, Ownership] = field(default_factory=dict)
     """Current owner of each partition; absent if there is none."""
     empty_since_ms: int = 0
+    user: str = ""
+    """User that created the group."""
 
     def owned_by(self, member_id: bytes) -> dict[TopicPartition, int]:
         """Return the partitions of a member with their assignment epochs, ascending."""

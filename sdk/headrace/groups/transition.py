@@ -370,6 +370,7 @@ class _TransitionBuilder:
             target=self._target,
             owners=self._owners,
             empty_since_ms=self._empty_since_ms(),
+            user=self._before.user,
         )
         derived = encode_assignments(group)
         written = {member_id: derived[member_id] for member_id in self._shrunk}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from headrace.v1 import errors_pb2, groups_pb2
-from headrace.wire.errors import FencedInstanceError, UnknownMemberError
+from headrace.wire.errors import FencedInstanceError, MetadataLimitError, UnknownMemberError
 from headrace_server.identity.gate import set_access
 
 from tests.fakes.open_gate import open_access
@@ -161,3 +162,23 @@ async def test_a_commit_by_name_does_not_say_which_topics_exist(a, name):
     access.recheck()
     exists = name == "t"
     assert await code() == (errors_pb2.ERROR_CODE_INVALID_REQUEST if exists else errors_pb2.ERROR_CODE_UNKNOWN_TOPIC)
+
+
+async def test_a_group_takes_the_share_of_the_user_that_created_it(a):
+    """By a member or by a commit without one, for as long as it exists, whoever uses it; a user that has its share of a
+    scarce limit keeps no other user from a group, a member and a commit of its own.
+    """
+    await join_ada(a)
+    set_access(open_access("greedy"))
+    for number in range(3):
+        assert await a.commit(None, {0: 1}, group_id=f"greedy-{number}") == {}
+    set_access(open_access("ada"))
+    assert await a.commit(None, {0: 2, 1: 2}, group_id="greedy-0") == {}
+    await a.see()
+    assert {user: used.groups for user, used in a.groups.used_by.items()} == {"ada": 1, "greedy": 3}
+    a.limits._bounds = replace(a.bounds, groups=5)
+    set_access(open_access("greedy"))
+    assert isinstance(await error_of(a.commit(None, {0: 1}, group_id="greedy-3")), MetadataLimitError)
+    assert await a.commit(None, {0: 2}, group_id="greedy-1") == {}
+    set_access(open_access("bob"))
+    assert await a.commit(None, {0: 1}, group_id="bob") == {}

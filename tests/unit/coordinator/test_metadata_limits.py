@@ -40,30 +40,75 @@ def test_view_counts_members_and_bytes_of_what_is_there(source):
     source.write({offset: b""})
     source.write({offset: metadata_pb2.CommittedOffset(metadata="x" * 500).SerializeToString()})
     expected = len(member) + len(offset) + sum(len(each.value) for each in source.key_values.values())
-    assert (view.members, view.key_bytes) == (1, expected)
+    assert (view.used.members, view.used.key_bytes) == (1, expected)
     again, _ = limits_of(source)
-    assert (again.members, again.key_bytes) == (1, expected)
+    assert (again.used.members, again.used.key_bytes) == (1, expected)
     source.write({member: None})
     source.write({offset: None})
-    assert (view.members, view.key_bytes) == (0, 0)
+    assert (view.used.members, view.used.key_bytes) == (0, 0)
 
 
 def test_new_groups_members_and_bytes_are_refused_at_their_limits(source):
     """Known groups are served; each refusal names the setting and its value, and nothing was applied."""
     view, limits = limits_of(source, groups=2, members=1)
     source.write({KEYS.group("known"): b""})
-    limits.check_member("another")
+    limits.check_member("another", "")
     source.write({KEYS.group("reader"): b""})
     with pytest.raises(MetadataLimitError, match="max_groups = 2"):
-        limits.check_group("another")
-    limits.check_group("reader")
+        limits.check_group("another", "")
+    limits.check_group("reader", "")
     source.write({KEYS.group_member("known", b"m" * 16): b""})
     with pytest.raises(MetadataLimitError, match="max_group_members = 1"):
-        limits.check_member("known")
-    limits.check_group("known")
-    _, small = limits_of(source, key_bytes=view.key_bytes)
+        limits.check_member("known", "")
+    limits.check_group("known", "")
+    _, small = limits_of(source, key_bytes=view.used.key_bytes)
     with pytest.raises(MetadataLimitError, match="max_group_bytes"):
-        small.check_member("known")
+        small.check_member("known", "")
+
+
+def created(user, group_id):
+    """The key of a group that a user created, as it is written."""
+    return {KEYS.group(group_id): metadata_pb2.GroupState(user=user).SerializeToString()}
+
+
+def test_of_a_scarce_number_of_groups_each_user_has_a_share(source):
+    """A user alone gets three quarters, and two that come later a quarter each at most; its groups stay. Groups of
+    callers without an identity are bounded by the limit alone.
+    """
+    view, limits = limits_of(source, groups=12)
+    for number in range(9):
+        limits.check_group("another", "greedy")
+        source.write(created("greedy", f"greedy-{number}"))
+    with pytest.raises(MetadataLimitError, match="'greedy' created have 9 groups, and 6 are its share of max_groups"):
+        limits.check_group("another", "greedy")
+    limits.check_group("greedy-0", "greedy")
+    for user in ("ada", "bob"):
+        limits.check_group("another", user)
+        source.write(created(user, user))
+    assert {user: used.groups for user, used in view.used_by.items()} == {"greedy": 9, "ada": 1, "bob": 1}
+    limits.check_group("another", "ada")
+    limits.check_group("another", "")
+    source.write({KEYS.group(f"greedy-{number}"): None for number in range(9)})
+    limits.check_group("another", "greedy")
+    assert {user: used.groups for user, used in view.used_by.items()} == {"ada": 1, "bob": 1}
+
+
+def test_members_and_bytes_take_the_share_of_the_user_that_created_the_group(source):
+    """Whoever joins it or commits for it; a group of another user has its own share."""
+    view, limits = limits_of(source, members=4)
+    source.write(created("greedy", "g") | created("ada", "a"))
+    source.write({KEYS.group_member("g", bytes([number]) * 16): b"" for number in range(3)})
+    for user in ("greedy", "ada"):
+        with pytest.raises(MetadataLimitError, match="'greedy' created have 3 members"):
+            limits.check_member("g", user)
+    limits.check_member("a", "greedy")
+    long = metadata_pb2.CommittedOffset(metadata="x" * 1_000).SerializeToString()
+    source.write({KEYS.group_offset("g", b"t" * 16, 0): long})
+    _, full = limits_of(source, key_bytes=view.used.key_bytes * 5 // 4)
+    with pytest.raises(MetadataLimitError, match=r"'greedy' created have .* bytes of etcd"):
+        full.check_growth("an offset", None, 0, "greedy")
+    full.check_growth("an offset", None, 0, "ada")
+    full.check_growth("an offset", 1_000, 1_000, "greedy")
 
 
 @pytest.mark.parametrize(
@@ -74,13 +119,13 @@ def test_at_the_limit_of_bytes_only_what_adds_is_refused(source, before, after, 
     """What takes the place of something no shorter passes; below the limit everything does."""
     source.write({KEYS.group("g"): b"x"})
     view, limits = limits_of(source)
-    limits.check_growth("an offset", before, after)
-    _, full = limits_of(source, key_bytes=view.key_bytes)
+    limits.check_growth("an offset", before, after, "")
+    _, full = limits_of(source, key_bytes=view.used.key_bytes)
     if passes:
-        full.check_growth("an offset", before, after)
+        full.check_growth("an offset", before, after, "")
     else:
         with pytest.raises(MetadataLimitError, match=r"an offset is refused: .* max_group_bytes"):
-            full.check_growth("an offset", before, after)
+            full.check_growth("an offset", before, after, "")
 
 
 async def test_groups_that_are_known_commit_while_another_caller_has_filled_the_share(parts):
@@ -162,10 +207,10 @@ def test_reserve_of_etcd_begins_at_70_percent_of_what_is_used(source, members, r
     assert limits.is_reserve is refused
     if refused:
         with pytest.raises(MetadataLimitError, match="kept for elections") as caught:
-            limits.check_group("g")
+            limits.check_group("g", "")
         assert caught.value.retriable
         limits.look_at([MemberStatus("a", used_bytes=MIB, quota_bytes=100 * MIB)])
-    limits.check_group("g")
+    limits.check_group("g", "")
 
 
 def test_a_member_cannot_fill_etcd_with_names():

@@ -19,6 +19,7 @@ def encode_group(group: Group) -> bytes:
         assignment_epoch=group.assignment_epoch,
         assignor=group.assignor,
         empty_since_ms=group.empty_since_ms,
+        user=group.user,
     )
     for member_id in member_ids:
         member = group.members[member_id]
@@ -98,6 +99,7 @@ def decode_group(value: bytes) -> Group:
         target=target,
         owners=owners,
         empty_since_ms=message.empty_since_ms,
+        user=message.user,
     )
 
 

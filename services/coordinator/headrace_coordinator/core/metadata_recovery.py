@@ -121,7 +121,9 @@ def plan_partitions(
 def empty_group(group: Group, now_ms: int) -> Group:
     """Return the group without members, with epochs above any that were assigned since the backup."""
     epoch = group.group_epoch + GROUP_EPOCHS_APART
-    return Group(group_epoch=epoch, assignment_epoch=epoch, assignor=group.assignor, empty_since_ms=now_ms)
+    return Group(
+        group_epoch=epoch, assignment_epoch=epoch, assignor=group.assignor, empty_since_ms=now_ms, user=group.user
+    )
 
 
 def _ends_of(key: tuple[bytes, int], log_states: Sequence[BrokerLogState]) -> dict[int, LogEnd]:

@@ -148,10 +148,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         else:
             replaced = replaced_member(entry.group, entry.live, member)
             if replaced is None:
-                self._limits.check_member(request.group_id)
+                self._limits.check_member(request.group_id, member.user)
             else:
-                self._limits.check_group(request.group_id)
-                self._limits.check_growth("a longer subscription", subscribed_bytes(replaced), subscribed_bytes(member))
+                self._limits.check_group(request.group_id, member.user)
+                self._check_subscription(entry, replaced, member)
             lease_id = (await self._metastore.grant_lease(member.session_timeout_ms)).lease_id
         joining = replace(member, lease_id=lease_id, joined_ms=self._clock.now_ms())
         heartbeat = MemberHeartbeat(joining, 0, request.assignor, read_owned(request))
@@ -192,8 +192,12 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
                 raise await self._no_session(request, known.lease_id)
             if not needs_transaction(entry.group, known, heartbeat):
                 return
-            self._limits.check_growth("a longer subscription", subscribed_bytes(known), subscribed_bytes(member))
+            self._check_subscription(entry, known, member)
         await self._transactions.heartbeat(request.group_id, heartbeat, deadline)
+
+    def _check_subscription(self, entry: GroupEntry, before: Member, after: Member) -> None:
+        sizes = subscribed_bytes(before), subscribed_bytes(after)
+        self._limits.check_growth("a longer subscription", *sizes, entry.payer(after.user))
 
     async def _catch_up(self, known_revision: int) -> None:
         """Wait until this coordinator's view is as new as a member's last response, perhaps from another coordinator.

@@ -61,16 +61,17 @@ class OffsetCommits:
                 if commit.partition in commits:
                     raise InvalidRequestError(f"partition {asked.partition} is named twice")
                 commits[commit.partition], places[commit.partition] = commit, place
+        user = access().caller.identity.user
         if any(commit.offset >= 0 for commit in commits.values()):
-            self._limits.check_group(request.group_id)
-            self._refuse_growth(self._groups.entry(request.group_id), commits, places)
+            self._limits.check_group(request.group_id, user)
+            self._refuse_growth(self._groups.entry(request.group_id), user, commits, places)
         outcome = await self._offsets.commit(
             request.group_id,
             request.member_id,
             request.member_epoch,
             list(commits.values()),
             deadline,
-            user=access().caller.identity.user,
+            user=user,
             commit_number=request.commit_number,
             expected_group_epoch=expected_epoch(request),
         )
@@ -83,6 +84,7 @@ class OffsetCommits:
     def _refuse_growth(
         self,
         entry: GroupEntry,
+        user: str,
         commits: dict[TopicPartition, Commit],
         places: Mapping[TopicPartition, groups_pb2.PartitionOffset],
     ) -> None:
@@ -92,7 +94,7 @@ class OffsetCommits:
             before = None if stored is None else len(stored.message.metadata.encode())
             try:
                 if commit.offset >= 0:
-                    self._limits.check_growth("an offset", before, len(commit.metadata.encode()))
+                    self._limits.check_growth("an offset", before, len(commit.metadata.encode()), entry.payer(user))
             except HeadraceError as error:
                 self._answers.put_error(places[partition], error)
                 del commits[partition]

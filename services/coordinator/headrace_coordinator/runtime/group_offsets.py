@@ -231,7 +231,8 @@ class GroupOffsets:
             compares.append(ModRevisionIs(key, 0 if stored is None else stored.mod_revision))
             operations.append(_write(key, commit, attempt, now_ms))
         if not attempt.member_id:
-            value = encode_group(replace(entry.group, empty_since_ms=now_ms))
+            user = entry.group.user if entry.mod_revision else attempt.user
+            value = encode_group(replace(entry.group, empty_since_ms=now_ms, user=user))
             operations.append(Put(keyspace.group(attempt.group_id), value))
         return compares, operations
 

@@ -226,7 +226,7 @@ class GroupTransactions:
         result = self._compute(entry, before, heartbeats, leaving, self.times.overdue(group_id, entry.group))
         if result.changes(before):
             if not entry.mod_revision:
-                await self._create(group_id)
+                await self._create(group_id, next((each.member.user for each in heartbeats.values()), ""))
                 waiting.look = True
                 return False
             if not await self._write(group_id, entry, result):
@@ -249,10 +249,12 @@ class GroupTransactions:
             return entry.group
         return begin_epochs(entry.group, self._view.keyspace.generation, entry.create_revision)
 
-    async def _create(self, group_id: str) -> None:
-        """Create the key of a new or previously deleted group; its create_revision determines the initial epochs."""
+    async def _create(self, group_id: str, user: str) -> None:
+        """Create the key of a user's new or previously deleted group; its create_revision determines the initial
+        epochs.
+        """
         key = self._view.keyspace.group(group_id)
-        group = Group(empty_since_ms=self._clock.now_ms())
+        group = Group(empty_since_ms=self._clock.now_ms(), user=user)
         try:
             written = await self._metastore.txn([VersionIs(key, 0)], [Put(key, encode_group(group))])
         except MetastoreUnknownOutcomeError:

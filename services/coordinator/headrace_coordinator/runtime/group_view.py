@@ -54,6 +54,8 @@ class GroupEntry:
     assignments: dict[bytes, KeyValue] = field(default_factory=dict)
     live: dict[bytes, KeyValue] = field(default_factory=dict)
     offsets: dict[TopicPartition, StoredOffset] = field(default_factory=dict)
+    key_bytes: int = 0
+    """Size of its keys and values."""
 
     @property
     def begun(self) -> dict[bytes, int]:
@@ -72,10 +74,33 @@ class GroupEntry:
         """Return all committed offsets."""
         return [(partition, stored.message) for partition, stored in self.offsets.items()]
 
+    def payer(self, user: str) -> str:
+        """Return whose share of the limits a change takes: that of the user that created the group, or `user`, which
+        creates it.
+        """
+        return self.group.user if self.mod_revision else user
+
     @property
     def is_gone(self) -> bool:
         """Whether the group has no keys."""
         return not (self.mod_revision or self.assignments or self.live or self.offsets)
+
+
+@dataclass(slots=True)
+class GroupUse:
+    """What groups take of the cluster's limits."""
+
+    groups: int = 0
+    members: int = 0
+    """Number of members, by their liveness keys."""
+    key_bytes: int = 0
+    """Size of all keys and values."""
+
+    def add(self, entry: GroupEntry, sign: int) -> None:
+        """Add a group, or subtract it."""
+        self.groups += sign
+        self.members += sign * len(entry.live)
+        self.key_bytes += sign * entry.key_bytes
 
 
 class GroupView:
@@ -85,10 +110,10 @@ class GroupView:
         self.keyspace = keyspace
         self.source = source
         self.groups: dict[str, GroupEntry] = {}
-        self.members = 0
-        """Number of members of all groups, by their liveness keys."""
-        self.key_bytes = 0
-        """Size of all keys and values."""
+        self.used = GroupUse()
+        """What all groups take."""
+        self.used_by: dict[str, GroupUse] = {}
+        """What the groups take that a user created; the name is empty for those without an identity."""
         self._key_bytes: dict[str, int] = {}
         self._watchers: dict[str, dict[asyncio.Event, bytes | None]] = {}
         self._callbacks: list[Callable[[str], None]] = []
@@ -145,10 +170,16 @@ class GroupView:
     def _apply(self, key: str, key_value: KeyValue | None) -> tuple[str, bytes | None]:
         """Apply one key; return the group if its membership changed, else "", and the member of an assignment key."""
         parsed = self.keyspace.parse(key)
-        self._count(key, key_value, is_member=isinstance(parsed, GroupMemberKey))
         if not isinstance(parsed, GroupKey | GroupAssignmentKey | GroupMemberKey | GroupOffsetKey):
             return "", None
+        known = self.groups.get(parsed.group_id)
+        if known is not None:
+            self._count(known, -1)
         entry = self.groups.setdefault(parsed.group_id, GroupEntry())
+        after = None if key_value is None else len(key) + len(key_value.value)
+        entry.key_bytes += (after or 0) - self._key_bytes.pop(key, 0)
+        if after is not None:
+            self._key_bytes[key] = after
         try:
             match parsed:
                 case GroupKey():
@@ -166,18 +197,19 @@ class GroupView:
             log.error("group_key_unreadable", key=key, cause=str(error))
         if entry.is_gone:
             del self.groups[parsed.group_id]
+        else:
+            self._count(entry, 1)
         if isinstance(parsed, GroupOffsetKey):
             return "", None
         return parsed.group_id, parsed.member_id if isinstance(parsed, GroupAssignmentKey) else None
 
-    def _count(self, key: str, key_value: KeyValue | None, *, is_member: bool) -> None:
-        before = self._key_bytes.pop(key, None)
-        after = None if key_value is None else len(key) + len(key_value.value)
-        if after is not None:
-            self._key_bytes[key] = after
-        self.key_bytes += (after or 0) - (before or 0)
-        if is_member:
-            self.members += (after is not None) - (before is not None)
+    def _count(self, entry: GroupEntry, sign: int) -> None:
+        user = entry.group.user
+        of_user = self.used_by.setdefault(user, GroupUse())
+        for used in (self.used, of_user):
+            used.add(entry, sign)
+        if not of_user.groups:
+            del self.used_by[user]
 
 
 def _offset(key_value: KeyValue) -> StoredOffset:

@@ -2,7 +2,8 @@
 
 Metadata written by calls stays in etcd, and every coordinator has a copy. A full etcd rejects all writes, so that no
 leader can be elected. Calls that add metadata are therefore rejected earlier; elections, registrations, moves and
-deletions are not. The counts lag slightly behind, so that concurrent calls may exceed a limit together. Belongs to the
+deletions are not. Of a limit of groups that is scarce no user gets more than its share; a group counts for the user
+that created it. The counts lag slightly behind, so that concurrent calls may exceed a limit together. Belongs to the
 event loop.
 """
 
@@ -14,11 +15,21 @@ from dataclasses import dataclass
 from headrace.wire.errors import MetadataLimitError
 from headrace_server.metastore.api import MemberStatus
 from headrace_server.metastore.etcd_status import effective_quota_bytes
+from headrace_server.places import share_of
 
 from headrace_coordinator.runtime.group_view import GroupView
 
 RESERVE_FROM = 0.7
 """Used share of etcd's quota above which calls that add metadata are rejected."""
+
+SCARCE_FROM = 0.75
+"""Used share of a limit of groups above which a user that has its share adds nothing."""
+_LIMITS = {
+    "groups": ("max_groups", "groups"),
+    "members": ("max_group_members", "members"),
+    "key_bytes": ("max_group_bytes", "bytes of etcd"),
+}
+"""Setting and unit of each field of `GroupBounds` and `GroupUse`."""
 
 REPLACED_BYTES = 64
 """A value up to this size, such as an offset's metadata, may replace a shorter one at any time."""
@@ -72,35 +83,25 @@ class MetadataLimits:
                 action="Delete groups and topics that are not needed, or raise etcd's quota.",
             )
 
-    def check_group(self, group_id: str) -> None:
+    def check_group(self, group_id: str, user: str) -> None:
         """Check the number of groups; existing ones pass.
 
         Raises:
-            MetadataLimitError: If there are too many groups, or as `check_reserve`.
+            MetadataLimitError: If there are too many groups, or too many of `user`, or as `check_reserve`.
         """
         self.check_reserve("a change of a group")
-        groups = self._known
-        if group_id in groups.groups:
-            return
-        count = len(groups.groups)
-        if count >= self._bounds.groups:
-            raise MetadataLimitError(
-                f"there are {count} groups, all that max_groups = {self._bounds.groups} allows",
-                action="Delete groups that are not used, or raise max_groups of the coordinators.",
-            )
+        if group_id not in self._known.groups:
+            self._check_room("a further group", "groups", user)
 
-    def check_member(self, group_id: str) -> None:
+    def check_member(self, group_id: str, user: str) -> None:
         """Check the number of members; raises as `check_group` and `check_growth`."""
-        self.check_group(group_id)
-        self.check_growth("a further member", None, 0)
-        if self._known.members >= self._bounds.members:
-            raise MetadataLimitError(
-                f"groups have {self._known.members} members: max_group_members = {self._bounds.members}",
-                action="Stop members, or raise max_group_members of the coordinators.",
-            )
+        self.check_group(group_id, user)
+        payer = self._known.entry(group_id).payer(user)
+        self.check_growth("a further member", None, 0, payer)
+        self._check_room("a further member", "members", payer)
 
-    def check_growth(self, what: str, before: int | None, after: int) -> None:
-        """Check the bytes of all groups against a change of one value.
+    def check_growth(self, what: str, before: int | None, after: int, payer: str) -> None:
+        """Check the bytes of all groups against a change of one value, for which `payer` has its share.
 
         `before` and `after` are the bytes of the part that a caller chooses; `None` means that nothing is stored yet. A
         value that is not longer than the one it replaces passes, so that existing groups continue after another caller
@@ -109,13 +110,28 @@ class MetadataLimits:
         Raises:
             MetadataLimitError: If the limit is exceeded.
         """
-        if before is not None and after <= max(before, REPLACED_BYTES):
-            return
-        if self._known.key_bytes >= self._bounds.key_bytes:
+        if before is None or after > max(before, REPLACED_BYTES):
+            self._check_room(what, "key_bytes", payer)
+
+    def _check_room(self, what: str, name: str, user: str) -> None:
+        """Check that groups take less than a limit, and, of one that is scarce, those of a user less than its share."""
+        setting, unit = _LIMITS[name]
+        bound: int = getattr(self._bounds, name)
+        used: int = getattr(self._known.used, name)
+        if used >= bound:
             raise MetadataLimitError(
-                f"{what} is refused: groups take {self._known.key_bytes} bytes of etcd, all that max_group_bytes = "
-                f"{self._bounds.key_bytes} allows",
-                action="Delete groups that are not used, or raise max_group_bytes of the coordinators.",
+                f"{what} is refused: groups have {used} {unit}, all that {setting} = {bound} allows",
+                action=f"Delete groups that are not used, or raise {setting} of the coordinators.",
+            )
+        users = self._known.used_by
+        if not user or user not in users or used < SCARCE_FROM * bound:
+            return
+        own, share = getattr(users[user], name), share_of(bound, len(users))
+        if own >= share:
+            raise MetadataLimitError(
+                f"{what} is refused: groups that {user!r} created have {own} {unit}, and {share} are its share of "
+                f"{setting} = {bound}, of which {used} are used",
+                action=f"Delete groups that are not used, or raise {setting} of the coordinators.",
             )
 
     @property
