@@ -12,10 +12,10 @@ from typing import Protocol
 from headrace.log.compacted_writer import BATCH_BYTES
 from headrace.partition.batch_checks import BatchLimits
 from headrace.partition.topic_configs import CODECS, CONFIGS, TopicConfig, Validation
-from headrace.wire.batch import BatchFlags, Codec, check_batch
+from headrace.wire.batch import BatchFlags, Codec, check_fields, read_header
 from headrace.wire.columns import check_columns
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import DivergedLogError, HeadraceError, InvalidRequestError, Outcome
+from headrace.wire.errors import BatchTooLargeError, DivergedLogError, HeadraceError, InvalidRequestError, Outcome
 
 MAX_COPY_BYTES = 2 * CONFIGS["max_batch_bytes"].maximum
 """Limit of one batch: compaction at the source may have made one of two."""
@@ -60,7 +60,7 @@ def check_copies(
     limits: BatchLimits,
     compressed: Mapping[int, HeadraceError | None],
 ) -> None:
-    """Check copied batches; their place in the log is checked by the log (`PartitionLog.append_copies`).
+    """Check copied batches; place, size and checksums are checked by the log (`PartitionLog.append_copies`).
 
     `compressed` has the indexes of compressed batches, with the error of their columns, if any.
 
@@ -68,9 +68,12 @@ def check_copies(
         CorruptBatchError, BatchTooLargeError, UnsupportedCodecError, InvalidRequestError: If one is invalid.
     """
     for index, batch in enumerate(batches):
-        header = check_batch(
+        header = read_header(batch)
+        if len(batch) > MAX_COPY_BYTES:
+            raise BatchTooLargeError(f"a copied batch of {len(batch)} bytes exceeds the limit of {MAX_COPY_BYTES}")
+        check_fields(
             batch,
-            max_batch_bytes=MAX_COPY_BYTES,
+            header,
             max_records=limits.max_batch_records + _MERGED_RECORDS,
             max_payload_bytes=limits.max_payload_bytes,
         )

@@ -252,6 +252,12 @@ def check_batch(
         raise CorruptBatchError("the stamp's checksum is wrong")
     if crc32c(view[CRC_START:]) != header.crc:
         raise CorruptBatchError("the batch's checksum is wrong", base_offset=header.base_offset)
+    check_fields(view, header, max_records=max_records, max_payload_bytes=max_payload_bytes)
+    return header
+
+
+def check_fields(batch: ReadableBuffer, header: BatchHeader, *, max_records: int, max_payload_bytes: int) -> None:
+    """Check what `check_batch` does besides size and checksums; raise as it does."""
     if header.codec not in _CODECS:
         raise UnsupportedCodecError(f"codec {header.codec} is not known to this version")
     if header.record_count > max_records:
@@ -259,11 +265,10 @@ def check_batch(
     if header.payload_bytes > max_payload_bytes:
         raise BatchTooLargeError(f"a payload of {header.payload_bytes} bytes exceeds the limit of {max_payload_bytes}")
     wrong = _wrong_relation(header)
-    if not wrong and header.padding_bytes and any(view[-header.padding_bytes :]):
+    if not wrong and header.padding_bytes and any(memoryview(batch)[-header.padding_bytes :]):
         wrong = "the final padding is not zero"
     if wrong:
         raise CorruptBatchError(wrong, base_offset=header.base_offset, next_offset=header.end_offset)
-    return header
 
 
 def _wrong_relation(header: BatchHeader) -> str:
