@@ -55,7 +55,7 @@ class CopyResult(NamedTuple):
 
 
 class PartitionCalls:
-    """Calls about one topic of one cluster or directory. One task at a time may use each partition."""
+    """Calls about one topic of one cluster or directory. Several may be in flight."""
 
     def __init__(self, topic: str, topic_id: bytes, config: AdminConfig) -> None:
         self.topic = topic

@@ -1,24 +1,26 @@
-"""Copy of one partition from a log to a mirror's: fetches and appends, one append ahead of the other. One event loop.
+"""Copy of one partition from a log to a mirror's: fetches and appends, each ahead of the others. One event loop.
 
-The position is the end of the mirror's log and nothing else: after any failure the copy continues there.
+The position is the end of the mirror's log and nothing else: after any failure the copy continues there. Appends in
+flight need no order among them: one that arrives before its predecessor does not fit, and is refused.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.client.admin.admin_async import AsyncAdmin
-from headrace.client.admin.partition_calls import Fetched, PartitionCalls
+from headrace.client.admin.partition_calls import CopyResult, Fetched, PartitionCalls
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.operations import Operation, aexecute
 from headrace.client.mirror.rows import records_behind
 from headrace.client.net.transport import open_connections_async
 from headrace.partition.fitting import LogPoint, fitting, gap
-from headrace.wire.batch import read_header
+from headrace.wire.batch import BatchHeader, read_header
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import DivergedLogError, OffsetOutOfRangeError, Outcome
+from headrace.wire.errors import DivergedLogError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition
 
 Result = TypeVar("Result")
@@ -29,6 +31,8 @@ MEMORY_BYTES = 64 << 20
 """Memory for the answers of all copies of one worker; each has at most three of them."""
 MIN_FETCHED_BYTES = 64 << 10
 MAX_FETCHED_BYTES = 4 << 20
+MAX_APPENDS = 2
+"""Appends of one copy in flight while the source has more: one is received while the one before is written."""
 
 
 class Side:
@@ -109,6 +113,18 @@ class CopyState:
         return records_behind(self.end_offset, self.source_end_offset)
 
 
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """Append in flight."""
+
+    task: asyncio.Task[CopyResult]
+    last: BatchHeader
+    """Header of its last batch."""
+    size_bytes: int
+    is_first: bool
+    """Whether none was in flight before it."""
+
+
 class PartitionCopy:
     """Copy of one partition."""
 
@@ -127,8 +143,9 @@ class PartitionCopy:
         self._limits = limits
         self._progress = progress
         self.state = CopyState(self._target_calls.topic, number)
-        self._end = LogPoint(0, 0)
-        self._deletions_end = 0
+        self._end = self._ahead = LogPoint(0, 0)
+        """End of the mirror's log, and where it ends after the appends in flight."""
+        self._appends: deque[_Append] = deque()
         self._log_start = 0
 
     async def run(self, until: int | None = None) -> None:
@@ -140,42 +157,78 @@ class PartitionCopy:
             InvalidRequestError: If the mirror was promoted.
             HeadraceError: An error that lasts longer than `request_timeout_ms`; running again continues.
         """
-        await self._append([])
+        await self._take_end()
         await self._check_end()
         fetching: asyncio.Task[Fetched] | None = None
         try:
             while until is None or self._end.offset < until:
-                fetching = fetching or asyncio.create_task(self._fetch(self._end.offset))
+                fetching = fetching or asyncio.create_task(self._fetch(self._ahead.offset))
                 fetched = await fetching
                 fetching = None
-                batches = list(fitting(fetched.batches, self._end, until))
+                batches = list(fitting(fetched.batches, self._ahead, until))
                 self.state.source_end_offset = fetched.high_watermark
                 self.state.answered_ms = time.time_ns() // 1_000_000
                 if fetched.chain_crc is not None:  # Empty: there is no batch that would have the chain value.
                     end = LogPoint(fetched.log_start_offset, fetched.chain_crc)
-                    batches = list(gap(self._end, end, self.state.answered_ms))
-                if not batches:
-                    await self._follow_log_start(fetched.log_start_offset)
-                    self._progress(self.state)
-                    continue
-                last = read_header(batches[-1])
-                if until is None or last.end_offset < until:
-                    fetching = asyncio.create_task(self._fetch(last.end_offset))
-                size_bytes = sum(map(len, batches))
-                await self._limits.take(size_bytes)
-                self._deletions_end = fetched.deletions_end
-                await self._append(batches)
-                if self._end.offset != last.end_offset and fetching is not None:
-                    await end_tasks([fetching])  # The log ends elsewhere, because another leader has begun there.
+                    batches = list(gap(self._ahead, end, self.state.answered_ms))
+                left = 0
+                if batches:
+                    last = read_header(batches[-1])
+                    if until is None or last.end_offset < until:
+                        fetching = asyncio.create_task(self._fetch(last.end_offset))
+                        left = MAX_APPENDS - 1 if last.end_offset < fetched.high_watermark else 0
+                    await self._limits.take(sum(map(len, batches)))
+                    self._begin_append(batches, last, fetched.deletions_end)
+                if not await self._settle(left) and fetching is not None:
+                    await end_tasks([fetching])  # It is ahead of where the log ends.
                     fetching = None
-                else:
-                    self.state.copied_ms = last.append_timestamp_ms
-                    self.state.size_bytes += size_bytes
                 await self._follow_log_start(fetched.log_start_offset)
                 self._progress(self.state)
         finally:
-            if fetching is not None:
-                await end_tasks([fetching])
+            await end_tasks([each.task for each in self._appends] + ([fetching] if fetching is not None else []))
+            self._appends.clear()
+
+    def _begin_append(self, batches: Sequence[ReadableBuffer], last: BatchHeader, deletions_end: int) -> None:
+        """Append batches behind those in flight."""
+        calls, run = self._target_calls, self._target.run
+        task = asyncio.create_task(run(calls.append(self._number, batches, deletions_end=deletions_end)))
+        self._appends.append(_Append(task, last, sum(map(len, batches)), is_first=not self._appends))
+        self._ahead = LogPoint(last.end_offset, last.chain_crc)
+
+    async def _settle(self, left: int) -> bool:
+        """Wait until at most `left` appends are in flight; return False if the log ends elsewhere than they did.
+
+        Then none is in flight, and what they had is fetched again. An append that fails behind another one fails for
+        the other's reason, or again when it is the first.
+        """
+        while len(self._appends) > left or (self._appends and self._appends[0].task.done()):
+            append = self._appends.popleft()
+            try:
+                appended = await append.task
+            except HeadraceError:
+                if append.is_first:
+                    raise
+                break
+            if appended.log_end_offset != append.last.end_offset:
+                break  # Another leader has begun there, or another worker has copied.
+            self._note_end(appended)
+            self.state.copied_ms = append.last.append_timestamp_ms
+            self.state.size_bytes += append.size_bytes
+        else:
+            return True
+        await end_tasks([each.task for each in self._appends])
+        self._appends.clear()
+        await self._take_end()
+        return False
+
+    async def _take_end(self) -> None:
+        """Ask where the mirror's log ends; nothing may be in flight."""
+        self._note_end(await self._target.run(self._target_calls.append(self._number, [], deletions_end=0)))
+        self._ahead = self._end
+
+    def _note_end(self, appended: CopyResult) -> None:
+        self._end = LogPoint(appended.log_end_offset, appended.chain_crc)
+        self.state.end_offset = self._end.offset
 
     async def _check_end(self) -> None:
         """Check that the source's log is the same where the mirror's ends.
@@ -214,13 +267,6 @@ class PartitionCopy:
         max_bytes = self._limits.fetched_bytes
         fetching = self._source_calls.fetch(self._number, offset, max_wait_ms=FETCH_WAIT_MS, max_bytes=max_bytes)
         return await self._source.run(fetching)
-
-    async def _append(self, batches: Iterable[ReadableBuffer]) -> None:
-        """Append batches, and note where the log ends then."""
-        appending = self._target_calls.append(self._number, list(batches), deletions_end=self._deletions_end)
-        appended = await self._target.run(appending)
-        self._end = LogPoint(appended.log_end_offset, appended.chain_crc)
-        self.state.end_offset = self._end.offset
 
     async def _follow_log_start(self, log_start: int) -> None:
         """Delete at the mirror what the source has deleted, as far as it is copied and replicated."""

@@ -1,11 +1,13 @@
 """Copies of one partition, between sides that are dictionaries: what they tell of their progress."""
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 from headrace.client.admin.partition_calls import CopyResult, Fetched
 from headrace.client.mirror.copying import CopyLimits, PartitionCopy
+from headrace.partition.fitting import LogPoint, gap
 from headrace.wire.batch import read_header
 from headrace.wire.errors import DivergedLogError, OffsetOutOfRangeError, Outcome, TimedOutError
 from headrace.wire.ids import TopicPartition
@@ -91,6 +93,103 @@ def test_a_source_that_ends_before_the_mirror_is_not_followed():
     with pytest.raises(DivergedLogError, match=r"ends at offset 3 at its source, and the mirror's at 5.* backup"):
         asyncio.run(one.run())
     assert one.state.end_offset == 5
+
+
+ENDS = (LogPoint(0, 0), LogPoint(5, 7), LogPoint(9, 8))
+BATCHES = [b"".join(gap(start, end, 0)) for start, end in pairwise(ENDS)]
+FETCHED = [Fetched(batch, 9, 0, 0, 1) for batch in BATCHES]
+"""Two answers of a source whose high watermark is 9."""
+DONE = [CopyResult(*end, None) for end in ENDS]
+REFUSED = DivergedLogError("no", outcome=Outcome.NOT_APPLIED)
+
+
+class ConcurrentSide(FakeSide):
+    """Each answer is returned once its turn has come: a coroutine function decides when."""
+
+    def __init__(self, *answers):
+        super().__init__(*answers)
+        self.asked = []
+
+    async def run(self, operation):
+        self.asked.append(operation)
+        answer = await super().run(operation)
+        return await answer() if callable(answer) else answer
+
+
+def copied_until_9(source, target):
+    """Copy with calls that return their offset or batches; return the copy, which must leave no task running."""
+    calls = SimpleNamespace(
+        topic="clicks",
+        fetch=lambda number, offset, **more: offset,
+        append=lambda number, batches, **more: batches,
+        batch_with=lambda *arguments: "batch",
+    )
+    one = PartitionCopy(0, (source, calls), (target, calls), CopyLimits())
+
+    async def copy():
+        try:
+            async with asyncio.timeout(10):
+                await one.run(until=9)
+        finally:
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(copy())
+    return one
+
+
+def overlapping(first, second):
+    """Return two answers, of which the first comes once the second is asked for."""
+    second_sent = asyncio.Event()
+
+    async def answer_first():
+        await second_sent.wait()
+        return first
+
+    async def answer_second():
+        second_sent.set()
+        if isinstance(second, Exception):
+            raise second
+        return second
+
+    return answer_first, answer_second
+
+
+def test_an_append_is_sent_while_the_one_before_it_is_written():
+    """The second is in flight before the first is answered: the broker receives one while it writes the other."""
+    target = ConcurrentSide(DONE[0], *overlapping(DONE[1], DONE[2]))
+    one = copied_until_9(ConcurrentSide(*FETCHED), target)
+    assert one.state.end_offset == 9
+    assert target.asked == [[], *([batch] for batch in BATCHES)]
+
+
+@pytest.mark.parametrize("behind", [REFUSED, DONE[0], DONE[2]])
+def test_what_is_behind_a_refused_append_is_fetched_again(behind):
+    """Another leader has begun: the copy continues where the log ends, whatever the second append has met."""
+    source = ConcurrentSide(*FETCHED, *FETCHED)
+    target = ConcurrentSide(DONE[0], *overlapping(DONE[0], behind), DONE[0], DONE[1], DONE[2])
+    assert copied_until_9(source, target).state.end_offset == 9
+    assert source.asked == [0, 5, 0, 5]
+    assert target.asked == [[], *([batch] for batch in BATCHES), [], *([batch] for batch in BATCHES)]
+
+
+def test_an_append_that_fails_behind_another_one_is_tried_as_the_first():
+    """Only then its error counts: it may have arrived before the one that it continues."""
+    source = ConcurrentSide(*FETCHED, FETCHED[1], FETCHED[1])
+    target = ConcurrentSide(DONE[0], DONE[1], REFUSED, DONE[1], REFUSED)
+    with pytest.raises(DivergedLogError):
+        copied_until_9(source, target)
+    assert source.asked == [0, 5, 5]
+
+
+def test_an_error_of_the_first_append_ends_those_behind_it():
+    """None is left running when the copy has failed."""
+
+    async def first():
+        await asyncio.sleep(0)
+        raise REFUSED
+
+    with pytest.raises(DivergedLogError):
+        copied_until_9(ConcurrentSide(*FETCHED), ConcurrentSide(DONE[0], first))
 
 
 async def no_offsets(topic, at, partitions):
