@@ -24,7 +24,7 @@ import typer
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from bench.open_loop import SECONDS, STAMP_BYTES, WARM_SECONDS, send_open_loop
-from bench.replication import copy_rate, create_topic, log_of, metadata, show, wait_until_in_sync
+from bench.replication import copy_rate, create_topic, log_of, metadata, show, touch_memory, wait_until_in_sync
 from bench.stage import wait_until
 
 TOPIC = "bench"
@@ -96,8 +96,10 @@ def copy(
             fill(running.bootstrap_servers, megabytes * 1_000_000)
             with log_of(leader.address) as read_log:
                 there = read_log()
+            _make_room(there.size_bytes)
             running.restart(follower)
             rate, _ = copy_rate(leader, follower, there.log_end_offset)
+            _make_room(there.size_bytes)
             mirrored = mirror_rate(running.bootstrap_servers, there.size_bytes)
         found.append(
             {
@@ -182,6 +184,12 @@ def promote(
                 }
             )
     show({"bytes": size_bytes, "rounds": found, "median_share": statistics.median(each["share"] for each in found)})
+
+
+def _make_room(size_bytes: int) -> None:
+    """Let the next writes wait neither for the disk, which has what was written before, nor for new memory."""
+    os.sync()
+    touch_memory(size_bytes)
 
 
 def _copy_file(source: Path, target: Path) -> None:
