@@ -157,6 +157,27 @@ def test_a_cluster_is_upgraded_and_back_under_load(older: dict[str, str]) -> Non
             assert "Traceback" not in part.log_file.read_text(), part.name
 
 
+def test_typed_topics_take_rows_at_each_step_of_an_upgrade(older: dict[str, str]) -> None:
+    """Up and down again, with both replicas needed for each acknowledgement."""
+    cluster = SkewedCluster(LocalClusterSpec(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS))
+    cluster.environment = older
+    with cluster, ExitStack() as stack:
+        replicated = Replicated(cluster)
+        stack.callback(replicated.close)
+        replicated.create(TOPIC, [[1, 2], [2, 1]], columns="a int64 required", min_insync_replicas=2)
+        up, count = [*cluster.coordinators, *cluster.brokers], 0
+        with headrace.Producer(bootstrap_servers=replicated.servers, acks="all") as producer:
+            for parts, environment in ((up, {}), (up[::-1], older)):
+                for part in parts:
+                    restarted(cluster, part, environment)
+                    replicated.wait_in_sync(TOPIC)
+                    for partition in range(2):
+                        producer.send(TOPIC, {"a": count}, partition=partition).result(timeout=30)
+                        count += 1
+        with headrace.Reader(TOPIC, bootstrap_servers=replicated.servers) as reader:
+            assert sorted(reader.to_arrow()["a"].to_pylist()) == list(range(count))
+
+
 @pytest.mark.parametrize("servers", ["older", "newer"])
 def test_spark_reads_and_writes_topics_of_the_other_release(older: dict[str, str], servers: str) -> None:
     """By the data source of each, in its driver and in its tasks."""
@@ -187,30 +208,33 @@ def test_spark_reads_and_writes_topics_of_the_other_release(older: dict[str, str
 
 @pytest.mark.parametrize("transport", ["native", "grpc"])
 def test_brokers_from_before_typed_topics_refuse_rows(tmp_path: Path, transport: str) -> None:
-    """A leader with an error that names the flag, and nothing is appended; a follower gets no rows, and leaves the
-    in-sync set until it is upgraded.
-    """
+    """With an error that names the flag, and nothing is appended. Followers copy rows as they are, and serve them."""
     cluster = SkewedCluster(LocalClusterSpec(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS))
     cluster.environment = {}
     with cluster, ExitStack() as stack:
         replicated = Replicated(cluster)
         stack.callback(replicated.close)
         part = cluster.broker(2)
-        for name, replicas in ((TOPIC, [1, 2]), ("alone", [2])):
-            replicated.create(name, [replicas], columns="a int64 required", min_insync_replicas=1)
         restarted(cluster, part, environment_of(BEFORE_TYPED, tmp_path / "before"))
+        replicated.create(TOPIC, [[1, 2], [2, 1]], columns="a int64 required", min_insync_replicas=1)
         client = {"bootstrap_servers": replicated.servers, "transport": transport}
         with pytest.raises(headrace.DeliveryError), headrace.Producer(**client) as producer:
             with pytest.raises(CorruptBatchError, match="reserved flags are set: 0x0100"):
-                producer.send("alone", {"a": 1}).result(timeout=30)
+                producer.send(TOPIC, {"a": 1}, partition=1).result(timeout=30)
         with headrace.Producer(**client) as producer:
-            assert producer.send(TOPIC, {"a": 2}).result(timeout=30).offset == 0
-        replicated.wait_for(TOPIC, lambda it: it.in_sync_replicas == (1,), "the older broker not in sync")
+            assert producer.send(TOPIC, {"a": 2}, partition=0).result(timeout=30).offset == 0
+        replicated.wait_in_sync(TOPIC)
+        assert cluster.broker(1).stop() == 0
+        until(lambda: replicated.leader(TOPIC) == 2, "the older broker leads")
+        with headrace.Reader(TOPIC, columns=["a"], **client) as reader:
+            assert reader.to_arrow().column("a").to_pylist() == [2]
+        cluster.restart(cluster.broker(1))
         restarted(cluster, part, {})
         replicated.wait_in_sync(TOPIC)
         with headrace.Producer(**client) as producer:
-            assert producer.send("alone", {"a": 1}).result(timeout=30).offset == 0
-        assert [log.log_end_offset for log in replicated.admin.describe_logs(TOPIC)] == [1, 1]
+            assert producer.send(TOPIC, {"a": 1}, partition=1).result(timeout=30).offset == 0
+        with headrace.Reader(TOPIC, **client) as reader:
+            assert sorted(record.value["a"] for record in reader) == [1, 2]
 
 
 def restarted(cluster: LocalCluster, part: LocalService, environment: dict[str, str]) -> None:

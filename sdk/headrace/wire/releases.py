@@ -17,15 +17,13 @@ from headrace.wire.errors import UnsupportedVersionError
 RELEASE = __version__
 """Release of this code; every distribution of the repository has the same."""
 CAPABILITIES = ("batches.1", "groups.1", "replication.1", "typed.1")
-"""Capabilities of this release."""
+"""Capabilities of this release. `typed.1` is needed by none: followers copy batches of rows as any other."""
 CLIENT_NEEDS = ("batches.1",)
 """Needed by clients and servers from each other: the format of a record batch."""
 MEMBER_NEEDS = ("groups.1",)
 """Needed by coordinators from group members: owned partitions in heartbeats."""
 REPLICA_NEEDS = ("replication.1",)
 """Needed by followers and leaders from each other: chained batches."""
-TYPED_NEEDS = ("typed.1",)
-"""Needed by leaders from the followers of typed topics, and from every broker when one is created: batches of rows."""
 
 _RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})\.[0-9]")
 _UPGRADE = "Upgrade the older one, one minor release at a time."

@@ -28,12 +28,6 @@ def check_handshake(who: str, said: handshake_pb2.Handshake, needs: Collection[s
     check_peer(who, said.release, said.capabilities, needs)
 
 
-def check_brokers(view: ClusterView, needs: Collection[str]) -> None:
-    """Check that every registered broker has some capabilities; raise as `check_peer`."""
-    for broker_id, found in sorted(view.brokers.items()):
-        check_peer(f"broker {broker_id}", found.live.version, found.live.capabilities, needs)
-
-
 def check_registered(view: ClusterView, own_name: str) -> None:
     """Check the compatibility of registered brokers and coordinators.
 

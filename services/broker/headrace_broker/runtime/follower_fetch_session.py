@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 from headrace.log.errors import SliceCutError
 from headrace.log.slices import Slice
-from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome, UnsupportedVersionError
+from headrace.wire.errors import HeadraceError, NotLeaderError, Outcome
 from headrace.wire.ids import Offset
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.native.outgoing import OutgoingMessage, read_small
@@ -65,12 +65,10 @@ class FollowerFetchSession:
         may_join: Callable[[Replica], bool],
         on_heartbeat: Callable[[int, int], None],
         context: PartitionContext,
-        typed_refusal: UnsupportedVersionError | None = None,
     ) -> None:
         """`find` returns partitions of this broker; `may_join` whether a follower may be added to an in-sync set.
 
-        `on_heartbeat` is called with the broker id and the time (monotonic) of every message. `typed_refusal` is why
-        the follower gets no typed topics.
+        `on_heartbeat` is called with the broker id and the time (monotonic) of every message.
         """
         self.follower = follower
         self.heard_ms = context.clock.monotonic_ms()
@@ -78,7 +76,6 @@ class FollowerFetchSession:
         self._may_join = may_join
         self._on_heartbeat = on_heartbeat
         self._context = context
-        self._typed_refusal = typed_refusal
         self._waiting: dict[PartitionId, _Waiting] = {}
         self._ready: dict[PartitionId, None] = {}  # keys of `_waiting` in the order of the responses
         self._refused: dict[PartitionId, _Refused] = {}
@@ -116,9 +113,6 @@ class FollowerFetchSession:
         try:
             if partition is None:
                 raise NotLeaderError("this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED)
-            if self._typed_refusal is not None and partition.config.columns:
-                self._refuse(key, request, self._typed_refusal)
-                return
             decision = partition.reads.compare_fetch(request)
         except HeadraceError as error:
             self._refuse(key, request, error)

@@ -18,10 +18,9 @@ from headrace.wire.errors import (
     InvalidRequestError,
     NotAuthorizedError,
     Outcome,
-    UnsupportedVersionError,
 )
 from headrace.wire.ids import BrokerId, Offset
-from headrace.wire.releases import REPLICA_NEEDS, TYPED_NEEDS
+from headrace.wire.releases import REPLICA_NEEDS
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.cluster_secret import is_proven, prove
 from headrace_server.handshakes import check_handshake, own_handshake
@@ -191,11 +190,6 @@ class Replication:
         if identity.broker_id == self._context.broker_id:
             raise InvalidRequestError(f"broker {identity.broker_id} is this broker: two share an id or an address")
         follower = Replica(identity.broker_id, identity.broker_epoch)
-        typed_refusal: UnsupportedVersionError | None = None
-        try:
-            check_handshake(f"broker {identity.broker_id}, which follows here,", identity.handshake, TYPED_NEEDS)
-        except UnsupportedVersionError as error:
-            typed_refusal = error
         me = self._context.broker_id
         proven_by = (
             secret
@@ -219,7 +213,7 @@ class Replication:
         if before is not None:
             before.close()
         stream = self._streams[identity.broker_id] = FollowerFetchSession(
-            follower, find, self._may_join, self._failure_detector.on_heartbeat, self._context, typed_refusal
+            follower, find, self._may_join, self._failure_detector.on_heartbeat, self._context
         )
         self._proven_by[stream] = secret
         self._context.metrics.connected_followers.set(len(self._streams))

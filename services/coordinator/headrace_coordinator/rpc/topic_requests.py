@@ -18,8 +18,6 @@ from headrace.wire.errors import (
     TimedOutError,
     TopicAlreadyExistsError,
 )
-from headrace.wire.releases import TYPED_NEEDS
-from headrace_server.handshakes import check_brokers
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
@@ -215,8 +213,6 @@ class TopicRequests:
                 topic = check_new_topic(_spec(new), self._defaults, len(candidates))
                 asked += topic.partitions
                 self._check_room(asked)
-                if "columns" in topic.configs:
-                    check_brokers(self._view, TYPED_NEEDS)
                 if new.name in self._view.topics:
                     raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
                 placement = place_new_topic(topic, candidates)
