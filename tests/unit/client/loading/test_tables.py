@@ -17,7 +17,8 @@ from headrace.client.loading.tables.parquet_table import ParquetTable
 from headrace.client.loading.tables.state import Source, TableState
 
 CLICKS = Source("topic", "clicks", "a1" * 16)
-HOURS = ("2026-11-21-09", "2026-11-21-10", None)
+HOURS = ("2026-11-21-09", "%2Fa b", None)
+"""Directories: one with what Spark and loads escape in its name."""
 TABLES = str(Path(tables.__file__).parent)
 
 
@@ -106,7 +107,7 @@ def test_commits_add_up(table):
     assert visible(table) == list(range(12))
     assert {path.parent.name for path in table.data_files()} == {
         "event_hour=2026-11-21-09",
-        "event_hour=2026-11-21-10",
+        "event_hour=%2Fa b",
         "event_hour=__HIVE_DEFAULT_PARTITION__",
     }
     assert list((table.root / "_headrace" / "attempts").iterdir()) == []
