@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import duckdb
@@ -28,6 +28,7 @@ from tests.children import running as child_running
 
 FORMATS = ("parquet", "delta", "iceberg")
 VISITS = "page string required, user int64, ts timestamp[ms, UTC]"
+DAY = date(2025, 11, 21)
 AT_MS = 1_763_719_200_000  # 2025-11-21 10:00 UTC
 DEADLINE_SECONDS = 60
 pytestmark = pytest.mark.timeout(240)
@@ -134,6 +135,17 @@ def test_a_typed_topic_becomes_its_columns(log, loaded, tmp_path, table_format):
     assert rows == {("/a b", 1, None, 0), ("/c", 2, None, 1), ("/c", 3, "DE", 2)}
     assert set(found["page"].to_pylist()) == pages
     assert {"_partition", "_offset", "_timestamp", "_key"} <= set(found.column_names)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize(("kind", "values"), [("int64", (1, 2)), ("bool", (True, False)), ("date", (DAY, DAY))])
+def test_a_table_may_have_directories_by_any_value_and_continue(log, loaded, tmp_path, table_format, kind, values):
+    """Delta's log has the column as strings, files do not have it."""
+    log.admin.create_topic("parted", columns=f"by {kind}, n int64", partitions=1)
+    for n, value in enumerate(values):
+        visit(log, [{"by": value, "n": n}], "parted")
+        loaded("parted", format=table_format, partition_by=["by"])
+    assert sorted(read(tmp_path, table_format)["n"].to_pylist()) == [0, 1]
 
 
 @pytest.mark.parametrize("table_format", FORMATS)

@@ -143,7 +143,10 @@ class DeltaTable:
     def conflicts(self, columns: pyarrow.Schema) -> list[str]:
         """Compare columns with those of the log."""
         log = self._log()
-        known = {each.name: each.type for each in log.schema().fields} if log is not None else {}
+        # The log has the columns of directories as strings, files of a load do not have them.
+        directories = log.metadata().partition_columns if log is not None else ()
+        fields = log.schema().fields if log is not None else ()
+        known = {each.name: each.type for each in fields if each.name not in directories}
         wanted = self._deltalake.Schema.from_arrow(columns.remove_metadata()).fields
         return [
             conflict(each.name, each.type, known[each.name])
