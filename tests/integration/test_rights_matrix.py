@@ -10,7 +10,7 @@ import time
 import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
-from headrace.v1 import auth_pb2, auth_pb2_grpc, errors_pb2, topics_pb2
+from headrace.v1 import auth_pb2, auth_pb2_grpc, broker_pb2_grpc, errors_pb2, topics_pb2
 from headrace.v1 import broker_pb2 as broker
 from headrace.v1 import cluster_pb2 as cluster
 from headrace.v1 import groups_pb2 as groups
@@ -65,7 +65,7 @@ OPEN = {
 OWN = {"/headrace.v1.AuthService/CreateApiKey", "/headrace.v1.AuthService/DeleteApiKey"}
 """Served to those who ask for themselves, and to administrators."""
 RIGHTS = {
-    "describe topic": "ListOffsets GetMetadata DescribeConfigs",
+    "describe topic": "ListOffsets GetMetadata DescribeConfigs DescribeLogs",
     "read topic": "Fetch GetRows ScanRows CountRows",
     "write topic": "Produce WriteRow",
     "create topic": "CreateTopics",
@@ -74,7 +74,7 @@ RIGHTS = {
     "describe group": "FetchOffsets ListGroups DescribeGroup",
     "read group": "Heartbeat LeaveGroup CommitOffsets",
     "delete group": "DeleteGroups",
-    "describe cluster": "DescribeLogs DescribeCluster ListReassignments DescribeProcess",
+    "describe cluster": "DescribeCluster ListReassignments DescribeProcess",
     "operate cluster": "ReassignPartitions ElectLeaders DrainBroker SetLogLevel",
     "admin cluster": "DeleteUnclaimedLogs DumpMetadata PutUser DeleteUser ListUsers PutGrant DeleteGrant ListGrants"
     " PutRole DeleteRole PutIssuer DeleteIssuer ListIssuers PutQuota DeleteQuota ListQuotas SetPosture",
@@ -93,6 +93,7 @@ REQUESTS = {
     ),
     "Fetch": broker.FetchRequest(topics=[broker.TopicFetch(topic=TOPIC, partitions=[{}])]),
     "ListOffsets": broker.ListOffsetsRequest(topics=[broker.TopicListOffsets(topic=TOPIC, partitions=[{}])]),
+    "DescribeLogs": broker.DescribeLogsRequest(topics=[TOPIC]),
     "DeleteRecords": broker.DeleteRecordsRequest(
         timeout_ms=1_000, topics=[broker.TopicDeleteRecords(topic=TOPIC, partitions=[{}])]
     ),
@@ -217,6 +218,11 @@ class Called:
             return {from_rpc_error(error).code}
         return {code for answer in answers for code in errors_in(answer)}
 
+    def describe_logs(self, key):
+        """Return the response to a DescribeLogs of the topic."""
+        stub = broker_pb2_grpc.BrokerServiceStub(self.channels["broker"])
+        return stub.DescribeLogs(REQUESTS["DescribeLogs"], timeout=20, metadata=metadata_of(key))
+
     def native_codes(self, method, key):
         """Return the codes of the errors of one call over the native protocol."""
         message = REQUESTS[NATIVE[method].rpartition("/")[2]].SerializeToString()
@@ -304,6 +310,22 @@ def test_a_right_to_something_else_is_none(called, path):
     if not path.endswith("/ListGroups"):  # It leaves out what the caller may not see.
         assert called.codes(path, called.others["neighbour"]) & REFUSED
     assert not called.codes(path, called.others[right.operation.name.lower()]) & REFUSED
+
+
+def test_the_logs_of_all_topics_and_the_disk_are_those_of_the_cluster(called, monkeypatch):
+    """A right to all topics is not enough."""
+    path = "/headrace.v1.BrokerService/DescribeLogs"
+    created = cluster.CreateTopicsRequest(topics=[cluster.NewTopic(name="logs", partitions=1, replication_factor=1)])
+    monkeypatch.setitem(REQUESTS, "CreateTopics", created)
+    monkeypatch.setitem(REQUESTS, "DescribeLogs", broker.DescribeLogsRequest(topics=[topics_pb2.TopicRef(name="logs")]))
+    tenant, monitor = called.others["tenant"], called.keys["monitor"]
+    assert not called.codes("/headrace.v1.ClusterService/CreateTopics", tenant)
+    until(lambda: not called.codes(path, tenant), "the broker knows the topic")
+    assert called.describe_logs(tenant).disk_total_bytes == 0
+    assert called.describe_logs(monitor).disk_total_bytes > 0
+    monkeypatch.setitem(REQUESTS, "DescribeLogs", broker.DescribeLogsRequest())
+    assert called.codes(path, tenant) & REFUSED
+    assert not called.codes(path, monitor)
 
 
 @pytest.mark.parametrize("path", [path for path in METHODS if path.startswith("/headrace.")])

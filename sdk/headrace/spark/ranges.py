@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from headrace.client.base.errors import ConfigError
 from headrace.wire.ids import TopicPartition
 
+NO_END = 2**62
+"""Log end if the leader or an in-sync replica is unavailable: all records of the micro-batch there count as earlier."""
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:

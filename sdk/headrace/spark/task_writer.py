@@ -28,7 +28,7 @@ from headrace.spark.held_rows import HeldRows
 from headrace.spark.identity import TaskIdentity
 from headrace.spark.options import WriteOptions
 from headrace.spark.range_reader import read_range
-from headrace.spark.ranges import OffsetRange
+from headrace.spark.ranges import NO_END, OffsetRange
 from headrace.spark.routes import Share, by_partition, by_topic
 from headrace.spark.row_digests import NO_TIME, RowKey, row_key, row_parts, stored_parts, times_of
 from headrace.spark.stored_rows import Stored, StoredRows, below
@@ -187,7 +187,8 @@ class TaskWriter:
             return _Target(topic, self._producer.partitions_for(topic), {}, None)
         places = self._stored.places(topic, all_tasks=True)
         earlier = below(places, self._ends_before)
-        if _any(earlier):
+        is_end_unknown = any(self._ends_before.get(where) == NO_END for where in places)
+        if _any(earlier) or is_end_unknown:  # Without an end, other tasks take what this one stores for an earlier try.
             self.reports[topic] = TopicReport()
         tried = _any(earlier) or (_any(places) and _any(self._stored.places(topic, all_tasks=False)))
         return _Target(topic, len(places), earlier, HeldRows(topic) if tried else None)

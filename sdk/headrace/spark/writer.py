@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from headrace.client.base.errors import ConfigError
 from headrace.spark.options import Subscription, WriteOptions, write_options
+from headrace.spark.ranges import NO_END
 from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.spark.write_schema import check_write_schema
 from headrace.wire.errors import HeadraceError
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from headrace.spark.retries import TaskReport
 
 ASK_BROKER_S = 5.0
-NO_END = 2**62
-"""Log end if the leader or an in-sync replica is unavailable: all records of the micro-batch there count as earlier."""
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """Spark's property names of a task's streaming query and micro-batch."""
 

@@ -124,7 +124,7 @@ METHODS: dict[str, Method] = {
     "/headrace.v1.BrokerService/Fetch": _topics(_READ, _DATA),
     "/headrace.v1.BrokerService/ListOffsets": _topics(_DESCRIBE, _DATA),
     "/headrace.v1.BrokerService/DeleteRecords": _act(_topics(_DELETE, _DATA)),
-    "/headrace.v1.BrokerService/DescribeLogs": _cluster(
+    "/headrace.v1.BrokerService/DescribeLogs": _topics(
         _DESCRIBE, Method(1 * MIB, 20_000, answer_bytes_per_second=256 * KIB)
     ),
     "/headrace.v1.BrokerService/DeleteUnclaimedLogs": _act(

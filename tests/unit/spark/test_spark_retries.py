@@ -15,10 +15,11 @@ from headrace.client.base.errors import ConfigError
 from headrace.spark.errors import OtherRowsError
 from headrace.spark.identity import DRIVER_TASK, TaskIdentity
 from headrace.spark.options import write_options
+from headrace.spark.ranges import NO_END
 from headrace.spark.retries import TaskReport, settle
 from headrace.spark.routes import Share
 from headrace.spark.task_writer import TaskWriter
-from headrace.spark.writer import NO_END, log_ends
+from headrace.spark.writer import log_ends
 from headrace.wire.errors import InvalidRequestError
 
 from tests.fakes.cluster import FakeCluster, FakePartition, lost_answer, running_fake
@@ -72,9 +73,9 @@ class MicroBatch:
             assert writer.rows == sum(map(len, batches))
             return TaskReport(identity, writer.reports) if writer.reports else None
 
-    def attempt(self, tasks: Sequence[Sequence[Rows]], *, commits: bool = True) -> int:
+    def attempt(self, tasks: Sequence[Sequence[Rows]], *, commits: bool = True, ends: dict | None = None) -> int:
         """One try with these tasks; gives how many rows the driver stored."""
-        ends = self.ends()
+        ends = self.ends() if ends is None else ends
         found = [self.task(number, batches, ends) for number, batches in enumerate(tasks)]
         reports = [report for report in found if report is not None]
         columns = [*dict.fromkeys(name for batches in tasks for rows in batches for row in rows for name in row)]
@@ -125,6 +126,17 @@ def test_another_number_of_tasks_stores_each_row_once(before, tasks, keyed, micr
     micro_batch.dies([batches(part, keyed=keyed) for part in cut(numbers, before)])
     assert micro_batch.attempt([batches(part, keyed=keyed) for part in cut(numbers, tasks)]) == 0
     assert micro_batch.counts() == once(numbers)
+
+
+def test_a_first_try_without_the_ends_of_logs_stores_each_row_once(micro_batch: MicroBatch):
+    """A broker did not answer, or refused: later tasks take records of the first ones for those of an earlier try. Two
+    tasks have an equal row."""
+    tasks = [batches([*part, 1000]) for part in cut(range(30), 3)]
+    unknown = dict.fromkeys(micro_batch.ends(), NO_END)
+    assert micro_batch.attempt(tasks, ends=unknown) == 2, "the driver stores the copies that tasks have matched"
+    assert micro_batch.counts() == once(range(30)) + Counter({b"1000": 3})
+    assert micro_batch.attempt(tasks, ends=unknown) == 0
+    assert micro_batch.counts() == once(range(30)) + Counter({b"1000": 3})
 
 
 @pytest.mark.parametrize("stored", [0, 20, 50, 70, 100])

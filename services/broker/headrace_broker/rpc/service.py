@@ -28,8 +28,8 @@ from headrace_server.call_spans import current_trace_id
 from headrace_server.calls import CALLER
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
-from headrace_server.identity.rights import Operation
-from headrace_server.identity.topic_access import describe_metadata
+from headrace_server.identity.rights import Operation, ResourceKind
+from headrace_server.identity.topic_access import describe_metadata, resolve_topic
 from headrace_server.metadata_view import ClusterView, Topic
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run, unary
 
@@ -250,15 +250,15 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.DescribeLogsResponse:
         """See the proto."""
         self._check_count([len(request.topics)])
+        if not request.topics:
+            access().require(Operation.DESCRIBE, ResourceKind.CLUSTER)
+        wanted = {resolve_topic(self._view, reference, Operation.DESCRIBE).topic_id for reference in request.topics}
         usage = await asyncio.get_running_loop().run_in_executor(
             self._partition_context.executor, self._directory.check_space
         )
-        response = broker_pb2.DescribeLogsResponse(
-            broker_id=self._partition_context.broker_id,
-            disk_total_bytes=usage.total_bytes,
-            disk_free_bytes=usage.free_bytes,
-        )
-        wanted = {self._view.resolve(reference).topic_id for reference in request.topics}
+        response = broker_pb2.DescribeLogsResponse(broker_id=self._partition_context.broker_id)
+        if access().sees(ResourceKind.CLUSTER, ""):
+            response.disk_total_bytes, response.disk_free_bytes = usage.total_bytes, usage.free_bytes
         for index, partition in enumerate(list(self._replica_manager.partitions)):
             await let_others_run(index)
             if not wanted or partition.topic_id in wanted:
