@@ -12,6 +12,7 @@ from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.opened import BROKER_ID, OpenDirectory
 from headrace.embedded.partitions import GONE
+from headrace.partition.partition_counts import check_larger
 from headrace.partition.topic_configs import (
     TopicConfig,
     alter_topic_configs,
@@ -205,11 +206,7 @@ def _check_partitions(partitions: int) -> None:
 
 
 def _grown(topic: DirectoryTopic, partitions: int) -> DirectoryTopic:
-    if partitions <= topic.partitions:
-        raise InvalidPartitionsError(
-            f"topic {topic.name} has {topic.partitions} partitions, and {partitions} is not more",
-            action="Ask for a larger total; a topic never shrinks.",
-        )
+    check_larger(topic.name, topic.partitions, partitions, topic.config)
     _check_partitions(partitions)
     return replace(topic, partitions=partitions)
 

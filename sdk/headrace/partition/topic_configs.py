@@ -226,7 +226,8 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
     ConfigDefinition(
         "table", "choice", "no", choices=("no", "yes"),
         documentation="With cleanup_policy=compact: yes lets the brokers answer reads of rows by their keys, which "
-        "they keep in memory, and compare a row's version before a write. Every record is then a column of a row.",
+        "they keep in memory, and compare a row's version before a write. Every record is then a column of a row. The "
+        "number of partitions stays: do not set it for a topic that got partitions after its first records.",
     ),
     ConfigDefinition(
         "table_ttl_ms", "integer", 0, 0,

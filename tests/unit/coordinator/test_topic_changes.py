@@ -79,6 +79,15 @@ def test_a_topic_grows_and_never_shrinks() -> None:
             check_more_partitions(TOPIC, total, assignments, 10)
 
 
+def test_a_table_keeps_its_number_of_partitions() -> None:
+    """A row's partition follows from the number; a mirror's table has what its source has."""
+    table = metadata_pb2.Topic(name="t", partitions=2, configs={"cleanup_policy": "compact", "table": "yes"})
+    with pytest.raises(InvalidPartitionsError, match="a row's partition follows from it"):
+        check_more_partitions(table, 3, (), 10)
+    table.configs["mirror"] = "west"
+    assert check_more_partitions(table, 3, (), 10) == 1
+
+
 def test_further_partitions_go_where_the_topic_has_fewest() -> None:
     """Replicas and leaders that the topic has already count: the third partition is led by the third broker."""
     states = [initial_state(replicas, CANDIDATES, 0, durable=True) for replicas in ((1, 2), (2, 1))]

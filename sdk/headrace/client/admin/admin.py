@@ -238,7 +238,11 @@ class Admin:
         validate_only: bool = False,
         timeout: float | None = None,
     ) -> list[str]:
-        """Increase a topic's partitions to `total_partitions`; return warnings. Keys map to other partitions."""
+        """Increase a topic's partitions to `total_partitions`; return warnings. Keys map to other partitions.
+
+        Raises:
+            InvalidPartitionsError: If it has as many, or is a table, whose rows would be in other partitions.
+        """
         return self._run(
             self._operations.create_partitions(
                 name, total_partitions, assignments, validate_only=validate_only, timeout=timeout

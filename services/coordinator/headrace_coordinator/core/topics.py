@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.partition.partition_counts import check_larger
 from headrace.partition.topic_configs import (
     alter_topic_configs,
     effective_min_insync_replicas,
@@ -144,14 +145,10 @@ def check_more_partitions(
     """Return the number of partitions to add to reach `total`.
 
     Raises:
-        InvalidPartitionsError: If `total` is not more than the current number, or above `limit`.
+        InvalidPartitionsError: If `total` is not more than the current number, or above `limit`, or it is a table.
         InvalidRequestError: If `assignments` does not match.
     """
-    if total <= topic.partitions:
-        raise InvalidPartitionsError(
-            f"topic {topic.name} has {topic.partitions} partitions, and {total} is not more",
-            action="Ask for a larger total; a topic never shrinks.",
-        )
+    check_larger(topic.name, topic.partitions, total, read_stored_topic_config(topic.configs)[0])
     _check_partitions(total, limit)
     added = total - topic.partitions
     if assignments:
