@@ -18,7 +18,7 @@ PAGE_ROWS = 1_000
 MAX_COLUMNS = 20_000
 """Maximum columns of a row in one answer."""
 MAX_ANSWER_BYTES = 3 << 20
-"""Bytes of keys, names and values after which an answer ends; its first column may exceed them."""
+"""Bytes of keys, names and values of an answer; its first column may exceed them."""
 _COLUMN_BYTES = 24
 _ROW_BYTES = 16
 
@@ -73,33 +73,40 @@ class RowsAnswer:
         self.hits = 0
         """Number of those that exist."""
 
-    @property
-    def is_full(self) -> bool:
+        self.is_full = False
         """Whether no further row fits."""
-        return self.size_bytes >= MAX_ANSWER_BYTES
 
     def add(self, found: Sequence[FoundRow], values: Mapping[int, RecordValue], rows: Any) -> None:
-        """Add rows to a repeated field until it is full; `values` has their columns, by offset."""
+        """Add rows to a repeated field until it is full; `values` has their columns, by offset.
+
+        Each row is whole, but the first one if it alone has too many bytes: clients of earlier releases read its rest
+        only for Arrow.
+        """
         for row in found:
             if self.is_full:
                 return
             self._add(row, values, rows)
 
     def _add(self, row: FoundRow, values: Mapping[int, RecordValue], rows: Any) -> None:
-        answer = rows.add()
+        answer, size_bytes = rows.add(), self.size_bytes + len(row.key) + _ROW_BYTES
         answer.key, answer.version = row.key, row.version
-        self.keys.append(row.key)
-        self.hits += row.version != ABSENT
-        self.size_bytes += len(row.key) + _ROW_BYTES
-        columns = answer.columns
+        next_column, columns = row.next_column, answer.columns
         for name, offset in row.columns:
             value, timestamp_ms = values[offset]
             size = len(name) + len(value) + _COLUMN_BYTES
-            if self.size_bytes + size > MAX_ANSWER_BYTES and columns:
-                answer.next_column = name
-                return
-            self.size_bytes += size
+            if size_bytes + size > MAX_ANSWER_BYTES and (columns or self.keys):
+                self.is_full = True
+                if self.keys:
+                    del rows[-1]
+                    return
+                next_column = name
+                break
+            size_bytes += size
             column = columns.add()  # Faster than with its fields as arguments.
             column.name, column.value, column.version, column.timestamp_ms = name, value, offset, timestamp_ms
-        if row.next_column is not None:
-            answer.next_column = row.next_column
+        if next_column is not None:
+            answer.next_column = next_column
+        self.keys.append(row.key)
+        self.hits += row.version != ABSENT
+        self.size_bytes = size_bytes
+        self.is_full = self.is_full or size_bytes >= MAX_ANSWER_BYTES

@@ -177,6 +177,21 @@ def test_columns_are_given_in_one_way():
             wanted_columns(wrong)
 
 
+def test_a_row_that_does_not_fit_is_left_out_as_a_whole():
+    """Clients that read many rows do not ask for the rest of one."""
+    values = {offset: RecordValue(b"x" * (MAX_ANSWER_BYTES // 5), 0) for offset in range(8)}
+    rows = [FoundRow(b"%d" % n, 2 * n + 1, [(b"a", 2 * n), (b"b", 2 * n + 1)], None) for n in range(4)]
+    answer, response = RowsAnswer(), tables_pb2.GetRowsResponse()
+    answer.add(rows[:3], values, response.rows)
+    answer.add(rows[3:], values, response.rows)
+    assert [(each.key, len(each.columns), each.HasField("next_column")) for each in response.rows] == [
+        (b"0", 2, False),
+        (b"1", 2, False),
+    ]
+    assert (answer.keys, answer.hits, answer.is_full) == ([b"0", b"1"], 2, True)
+    assert answer.size_bytes < response.ByteSize() + 100
+
+
 def test_an_answer_ends_when_it_is_full_and_says_where_to_continue():
     answer, response = RowsAnswer(), tables_pb2.GetRowsResponse()
     large = {1: RecordValue(b"x" * MAX_ANSWER_BYTES, 0), 2: RecordValue(b"y", 0)}
