@@ -102,6 +102,17 @@ def test_large_values_come_in_parts(users):
     keys = [f"r{number:03}" for number in reversed(range(400))]
     assert [row.key.decode() for row in users.get_many(keys)] == keys
     assert sorted(row.key.decode() for row in users.scan(prefix="r")) == sorted(keys)
+    assert (len(users.get("wide")), users.get("wide").next_column) == (400, None)
+
+
+def test_rows_of_many_large_values_are_whole(users):
+    """An answer ends between two rows."""
+    keys = [f"r{number:03}" for number in range(500)]
+    users.put_many((key, dict.fromkeys("abc", "x" * 4_000)) for key in keys)
+    assert {len(row) for row in users.get_many(keys)} == {3}
+    assert [len(row) for row in users.scan()] == [3] * 500
+    found = users.to_arrow()
+    assert (found.num_rows, {found[name].null_count for name in "abc"}) == (500, {0})
 
 
 def test_scans_give_rows_in_order_in_pages(users):

@@ -365,20 +365,6 @@ def test_settings_and_partitions_are_changed(tmp_path):
         assert deleted[0].log_start_offset == 1
 
 
-def test_a_table_keeps_its_number_of_partitions(tmp_path):
-    """Otherwise rows are searched in another partition than they were written to."""
-    with headrace.open(tmp_path / "events") as log:
-        log.admin.create_topic("users", 1, config={"cleanup_policy": "compact", "table": "yes"})
-        with log.table("users") as users:
-            for n in range(8):
-                users.put(f"u{n}", {"a": "1"}, if_version=headrace.ABSENT)
-        for validate_only in (True, False):
-            with pytest.raises(headrace.InvalidPartitionsError, match="a row's partition follows from it"):
-                log.admin.create_partitions("users", 2, validate_only=validate_only)
-        with log.table("users") as users:
-            assert None not in users.get_many([f"u{n}" for n in range(8)])
-
-
 def test_retention_removes_old_segments(tmp_path):
     with headrace.open(tmp_path / "events") as log:
         config = {"segment_bytes": 1 << 16, "max_batch_bytes": 1 << 14, "retention_bytes": 1 << 17}

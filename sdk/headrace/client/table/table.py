@@ -23,11 +23,10 @@ from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.row_writes import Versions, checked_ttl_ms
 from headrace.client.table.rows import Row, TableCount, TablePartition, column_slice, key_of
 from headrace.client.table.table_calls import TableCalls
-from headrace.client.table.table_operations import KEYS_AT_ONCE, ReadFrom, TableOperations, scan_range
+from headrace.client.table.table_operations import KEYS_AT_ONCE, ReadFrom, SeenRow, TableOperations, scan_range
 from headrace.display.progress import progress_bar
 from headrace.v1.tables_pb2 import ColumnSlice
-from headrace.wire.errors import OffsetNotAvailableError, TimedOutError
-from headrace.wire.table_keys import ABSENT
+from headrace.wire.errors import OffsetNotAvailableError, TimedOutError, UnknownTopicIdError
 
 SCANNED_PARTITIONS = 4
 """Partitions of which a scan has a page, or asks for one."""
@@ -177,9 +176,7 @@ class Table:
             timeout: seconds, for each page.
         """
         wanted = scan_range(prefix, start, end, columns, page_rows)
-        pages = self._calls.pages(
-            wanted, partitions, self._operations.scan_page, SCANNED_PARTITIONS, consistency, timeout
-        )
+        pages = self._calls.pages(wanted, partitions, SCANNED_PARTITIONS, consistency, timeout)
         try:
             for page in pages:
                 yield from self._operations.rows_of(page)
@@ -225,8 +222,7 @@ class Table:
 
         form = ArrowRows(self._config, columns, key_column, version_column)
         wanted = scan_range(prefix, start, end, columns, page_rows)
-        read, most = self._operations.scan_whole_page, ARROW_PARTITIONS
-        pages = self._calls.pages(wanted, partitions, read, most, consistency, timeout, takes_turns=True)
+        pages = self._calls.pages(wanted, partitions, ARROW_PARTITIONS, consistency, timeout, takes_turns=True)
         try:
             for page in pages:
                 if page.rows:
@@ -299,24 +295,25 @@ class Table:
         """Yield a row as it is now, and again after each change of it; `None` while it does not exist.
 
         Of changes that follow each other quickly, only the last may be yielded. The end of a column by its time to live
-        is noticed with the next write to the partition. An endless wait: leave the loop to stop.
+        is noticed with the next write to the partition, and that the table was made anew, after some seconds. An
+        endless wait: leave the loop to stop.
 
         Args:
             key: the row's key.
-            columns: names of columns; the row is yielded after changes of others, too.
+            columns: names of columns; the row is yielded after writes of others, too.
         """
         wanted = column_slice(columns, None, None, None)
-        offset, version = 0, None
+        seen: SeenRow | None = None
         while True:
             try:
-                row, as_of_offset = self._calls.run(self._operations.look(key, wanted, offset, WATCH_S))
-            except (OffsetNotAvailableError, TimedOutError):
-                continue  # No write to the partition.
-            offset = as_of_offset + 1
-            found = ABSENT if row is None else row.version
-            if found != version:
-                version = found
-                yield row
+                found = self._calls.run(self._operations.look(key, wanted, seen, WATCH_S))
+            except (OffsetNotAvailableError, TimedOutError, UnknownTopicIdError) as error:
+                if not error.retriable:
+                    raise
+                continue  # No write to the partition, or a table that was made anew.
+            before, seen = seen, found
+            if before is None or found.state != before.state:
+                yield found.row
 
     # --- writes ---
 

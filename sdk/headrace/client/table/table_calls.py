@@ -62,7 +62,6 @@ class TableCalls:
         self,
         wanted: ScanRange,
         partitions: Sequence[int] | None,
-        read: Callable[[int, ScanRange, str, float | None], Operation[ScanPage]],
         most: int,
         consistency: str,
         timeout: float | None,
@@ -77,7 +76,7 @@ class TableCalls:
         numbers = self.numbers(partitions, timeout)
 
         def page_at(number: int, place: bytes) -> Operation[ScanPage]:
-            return read(number, wanted._replace(start=place), consistency, timeout)
+            return self._operations.scan_page(number, wanted._replace(start=place), consistency, timeout)
 
         def first_pages(most: int) -> list[tuple[int, bytes, Any]]:
             return [(each, wanted.start, ahead.start(page_at(each, wanted.start))) for each in islice(numbers, most)]

@@ -92,6 +92,22 @@ class ScanPage(NamedTuple):
     """Where to continue; `None` at the end."""
 
 
+class SeenRow(NamedTuple):
+    """Row as it was seen by a read."""
+
+    row: Row | None
+    as_of_offset: int
+    topic_id: bytes
+
+    @property
+    def state(self) -> object:
+        """What differs after each change of the row; `None` if it did not exist."""
+        if self.row is None:
+            return None
+        columns = [(name, column.version) for name, column in self.row.columns.items()]
+        return self.topic_id, self.row.version, columns  # The end of a column leaves the version as it is.
+
+
 class ReadFrom(NamedTuple):
     """Replica that answers a read, and what it has to have."""
 
@@ -133,31 +149,70 @@ class TableOperations:
         """Read rows of one partition by their keys, which differ."""
         found: dict[bytes, Row | None] = {}
         while keys:
-            request = tables_pb2.GetRowsRequest(
-                read=self._read(partition, wanted), keys=keys[:MAX_KEYS], columns=columns
-            )
-            response = yield from self._call(partition, "GetRows", request, deadline, consistency=wanted.consistency)
+            response = yield from self._get(partition, keys[:MAX_KEYS], columns, wanted, deadline)
             for row in response.rows:
+                if row.HasField("next_column"):
+                    yield from self._complete(partition, row, columns, wanted, deadline)
                 found[row.key] = self._format.row(row)
             keys = keys[len(response.rows) :]
         return found
 
+    def _get(
+        self,
+        partition: int,
+        keys: Sequence[bytes],
+        columns: tables_pb2.ColumnSlice,
+        wanted: ReadFrom,
+        deadline: float,
+    ) -> Operation[tables_pb2.GetRowsResponse]:
+        request = tables_pb2.GetRowsRequest(read=self._read(partition, wanted), keys=keys, columns=columns)
+        return self._call(partition, "GetRows", request, deadline, consistency=wanted.consistency)
+
+    def _complete(
+        self,
+        partition: int,
+        row: tables_pb2.TableRow,
+        columns: tables_pb2.ColumnSlice,
+        wanted: ReadFrom,
+        deadline: float,
+    ) -> Operation[None]:
+        """Read the columns of a row that an answer has no room for; all of them again if it was changed meanwhile."""
+        while row.HasField("next_column") and not columns.limit:
+            left = tables_pb2.ColumnSlice()
+            left.CopyFrom(columns)
+            if columns.names:
+                left.names[:] = [name for name in columns.names if name >= row.next_column]
+            else:
+                left.start = row.next_column
+            since = ReadFrom(wanted.consistency, max(wanted.min_offset, row.version + 1))
+            response = yield from self._get(partition, [row.key], left, since, deadline)
+            if response.rows[0].version == row.version:
+                row.ClearField("next_column")
+                row.MergeFrom(response.rows[0])
+            else:
+                response = yield from self._get(partition, [row.key], columns, since, deadline)
+                row.CopyFrom(response.rows[0])
+
     def look(
-        self, key: str | bytes, columns: tables_pb2.ColumnSlice, min_offset: int, timeout: float
-    ) -> Operation[tuple[Row | None, int]]:
-        """Read a row from its leader, once records below `min_offset` are committed; return it with its offset."""
+        self, key: str | bytes, columns: tables_pb2.ColumnSlice, seen: SeenRow | None, timeout: float
+    ) -> Operation[SeenRow]:
+        """Read a row from its leader, once its partition has records that `seen` lacks, or at once without."""
         row, deadline = key_of(key), self.deadline(timeout)
         partition = partition_for_key(row, (yield from self.partitions(deadline)))
-        request = tables_pb2.GetRowsRequest(
-            read=self._read(partition, ReadFrom("leader", min_offset)), keys=[row], columns=columns
-        )
+        with self._lock:
+            is_later = seen is not None and seen.topic_id == self._metadata.require(self._name).topic_id
+        wanted = ReadFrom("leader", seen.as_of_offset + 1 if seen is not None and is_later else 0)
+        request = tables_pb2.GetRowsRequest(read=self._read(partition, wanted), keys=[row], columns=columns)
         response = yield from self._call(partition, "GetRows", request, deadline)
-        return self._format.row(response.rows[0]), response.as_of_offset
+        yield from self._complete(partition, response.rows[0], columns, wanted, deadline)
+        topic_id = request.read.table.topic_id  # Of the answer: the table may have been made anew meanwhile.
+        return SeenRow(self._format.row(response.rows[0]), response.as_of_offset, topic_id)
 
     def scan_page(
         self, partition: int, wanted: ScanRange, consistency: str, timeout: float | None
     ) -> Operation[ScanPage]:
         """Read the next rows of a partition."""
+        deadline = self.deadline(timeout)
         request = tables_pb2.ScanRowsRequest(
             read=self._read(partition, ReadFrom(consistency)),
             start=wanted.start,
@@ -167,34 +222,12 @@ class TableOperations:
         )
         if wanted.end is not None:
             request.end = wanted.end
-        response = yield from self._call(
-            partition, "ScanRows", request, self.deadline(timeout), consistency=consistency
-        )
-        return ScanPage(response.rows, response.next_key if response.HasField("next_key") else None)
-
-    def scan_whole_page(
-        self, partition: int, wanted: ScanRange, consistency: str, timeout: float | None
-    ) -> Operation[ScanPage]:
-        """Read the next rows of a partition, with those of their columns, too, that an answer has no room for."""
-        page = yield from self.scan_page(partition, wanted, consistency, timeout)
-        for row in page.rows:
-            while row.HasField("next_column"):
-                left = tables_pb2.ColumnSlice()
-                if wanted.columns.names:
-                    left.names.extend(name for name in wanted.columns.names if name >= row.next_column)
-                else:
-                    left.start = row.next_column
-                row.ClearField("next_column")
-                request = tables_pb2.GetRowsRequest(
-                    read=self._read(partition, ReadFrom(consistency)), keys=[row.key], columns=left
-                )
-                response = yield from self._call(
-                    partition, "GetRows", request, self.deadline(timeout), consistency=consistency
-                )
-                if response.rows[0].version == ABSENT:
-                    break  # It was deleted meanwhile.
-                row.MergeFrom(response.rows[0])
-        return page
+        response = yield from self._call(partition, "ScanRows", request, deadline, consistency=consistency)
+        for row in response.rows:
+            if row.HasField("next_column"):
+                yield from self._complete(partition, row, wanted.columns, ReadFrom(consistency), deadline)
+        rows = [row for row in response.rows if row.version != ABSENT]  # One was deleted before it was complete.
+        return ScanPage(rows, response.next_key if response.HasField("next_key") else None)
 
     def rows_of(self, page: ScanPage) -> list[Row]:
         """Return the rows of a page as the application sees them.
@@ -313,6 +346,7 @@ class TableOperations:
         settings = config_values((yield from self._calls.coordinator("DescribeConfigs", request, left)))
         if settings["table"].value != "yes":
             raise InvalidRequestError(f"topic {self._name} is no table", action="Set table=yes, or use a Producer.")
+        yield from self._refresh(deadline)  # No call of this object follows that would find the table made anew.
         return (yield from self.partitions(deadline)), int(settings["table_ttl_ms"].value)
 
     # --- calls ---
@@ -323,13 +357,17 @@ class TableOperations:
 
     def partitions(self, deadline: float) -> Operation[int]:
         """Return the number of the table's partitions."""
-        with self._lock:
-            known = self._metadata.topic(self._name)
-        if known is None:
+        count = self._known_partitions()
+        if not count:
             yield from self._refresh(deadline)
             with self._lock:
-                known = self._metadata.require(self._name)
-        return known.partitions
+                count = self._metadata.require(self._name).partitions
+        return count
+
+    def _known_partitions(self) -> int:
+        with self._lock:
+            known = self._metadata.topic(self._name)
+        return 0 if known is None else known.partitions
 
     def _refresh(self, deadline: float) -> Operation[None]:
         request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=self._name)])
@@ -356,7 +394,7 @@ class TableOperations:
             HeadraceError: The last error when the time is up, or one that a repetition does not change.
         """
         problem: HeadraceError | None = None
-        tries = Tries(method)
+        tries, partitions = Tries(method), self._known_partitions()
         for attempt in itertools.count(1):
             left = max(0.001, deadline - time.monotonic())
             try:
@@ -384,6 +422,8 @@ class TableOperations:
                 yield from self._refresh(deadline)
             except HeadraceError as error:
                 raise tries.final(problem) from error  # The reason for which the time was used up.
+            if partitions and self._known_partitions() not in (0, partitions):
+                raise tries.final(problem)  # The table was made anew: rows may be in other partitions.
         raise AssertionError("unreachable: the count has no end")
 
     def _address(self, request: Any, topic_id: bytes, left: float) -> None:

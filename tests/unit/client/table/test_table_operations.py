@@ -6,9 +6,10 @@ import grpc
 import pytest
 from headrace.client.base.config import TableConfig, build
 from headrace.client.base.operations import Call, Pause
+from headrace.client.base.partitioner import partition_for_key
 from headrace.client.table import table_operations
 from headrace.client.table.rows import column_slice
-from headrace.client.table.table_operations import ReadFrom, TableOperations
+from headrace.client.table.table_operations import ReadFrom, TableOperations, scan_range
 from headrace.v1 import cluster_pb2, tables_pb2
 from headrace.wire.errors import (
     FencedBrokerError,
@@ -18,6 +19,7 @@ from headrace.wire.errors import (
     Outcome,
     TimedOutError,
     UnknownProducerError,
+    UnknownTopicIdError,
     to_status_bytes,
 )
 
@@ -104,6 +106,25 @@ def test_a_write_in_doubt_is_told_so_whatever_came_first_or_last(servers):
     with pytest.raises(FencedBrokerError) as told:
         servers.run(write(servers, timeout=2.0), FENCED, FENCED)
     assert told.value.outcome is Outcome.NOT_APPLIED
+
+
+def test_a_call_is_not_sent_to_a_table_that_was_made_anew_with_other_partitions(servers, monkeypatch):
+    """Its row would be in another partition there than the call says; the next call knows the number."""
+    anew = metadata(servers.brokers)
+    anew.topics[0].topic_id = b"n" * 16
+    anew.topics[0].partitions.add(partition=1, leader_id=1, leader_epoch=1, in_sync_replicas=[1])
+    looks = iter((metadata(servers.brokers), anew))
+
+    def look(request, timeout):
+        yield from ()
+        return next(looks)
+
+    monkeypatch.setattr(servers, "metadata", look)
+    with pytest.raises(UnknownTopicIdError):
+        servers.run(write(servers), UnknownTopicIdError("no topic has this id"), APPLIED)
+    servers.run(write(servers), APPLIED)
+    assert [request.table.topic_id for _, request in servers.calls] == [bytes(16), b"n" * 16]
+    assert [request.partition for _, request in servers.calls] == [0, partition_for_key(b"k", 2)]
 
 
 def test_a_write_in_doubt_is_told_so_if_the_metadata_cannot_be_read_again(servers, monkeypatch):
@@ -203,3 +224,59 @@ def test_rows_that_did_not_fit_are_asked_for_again(servers):
     found = servers.run(read_rows(servers, grouped[0], "leader"), *answers)
     assert {key: row.version for key, row in found.items()} == {b"0": 0, b"1": 1, b"2": 2}
     assert [list(request.keys) for _, request in servers.calls] == [[b"0", b"1", b"2"], [b"2"]]
+
+
+def row_of(version, names, next_column=None):
+    columns = [tables_pb2.TableColumn(name=name, value=b"x", version=version) for name in names]
+    return tables_pb2.TableRow(key=b"k", version=version, columns=columns, next_column=next_column)
+
+
+def found_by(read, row):
+    """Return the response of a read, by GetRows or ScanRows."""
+    if read == "scan":
+        return tables_pb2.ScanRowsResponse(rows=[row])
+    return tables_pb2.GetRowsResponse(rows=[row], as_of_offset=9)
+
+
+@pytest.mark.parametrize("read", ["get", "scan", "look"])
+@pytest.mark.parametrize("columns", [None, ["a", "b", "c"]])
+def test_a_row_that_an_answer_has_no_room_for_is_read_to_its_end(servers, read, columns):
+    """As of one version: if it has changed meanwhile, all of it is read again."""
+    wanted = scan_range(b"", b"", None, columns, 10)
+    reads = {
+        "get": lambda: servers.operations.get_rows(0, [b"k"], wanted.columns, ReadFrom("leader"), servers.now + 30),
+        "scan": lambda: servers.operations.scan_page(0, wanted, "leader", 30.0),
+        "look": lambda: servers.operations.look(b"k", wanted.columns, None, 30.0),
+    }
+    answers = [
+        found_by(read, row_of(3, [b"a", b"b"], b"c")),
+        tables_pb2.GetRowsResponse(rows=[row_of(5, [b"c"])]),
+        tables_pb2.GetRowsResponse(rows=[row_of(5, [b"a"], b"b")]),
+        tables_pb2.GetRowsResponse(rows=[row_of(5, [b"b"], b"c")]),
+        tables_pb2.GetRowsResponse(rows=[row_of(5, [b"c"])]),
+    ]
+    found = servers.run(reads[read](), *answers)
+    [row] = servers.operations.rows_of(found) if read == "scan" else [found[b"k"]] if read == "get" else [found.row]
+    assert (row.version, list(row), row.next_column) == (5, ["a", "b", "c"], None)
+    asked = [(each.columns.start, list(each.columns.names), each.read.min_offset) for _, each in servers.calls]
+    if columns is None:
+        assert asked == [(b"", [], 0), (b"c", [], 4), (b"", [], 4), (b"b", [], 6), (b"c", [], 6)]
+    else:
+        assert [b"".join(names) for _, names, _ in asked] == [b"abc", b"c", b"abc", b"bc", b"c"]
+
+
+def test_a_row_that_is_deleted_before_its_end_is_read_is_not_there(servers):
+    answers = [
+        tables_pb2.ScanRowsResponse(rows=[row_of(3, [b"a"], b"b")]),
+        tables_pb2.GetRowsResponse(rows=[row_of(-1, [])]),
+        tables_pb2.GetRowsResponse(rows=[row_of(-1, [])]),
+    ]
+    page = servers.run(servers.operations.scan_page(0, scan_range(b"", b"", None, None, 10), "leader", 30.0), *answers)
+    assert list(page.rows) == []
+
+
+def test_a_limit_of_columns_is_kept(servers):
+    wanted = column_slice(None, None, None, 1)
+    read = servers.operations.get_rows(0, [b"k"], wanted, ReadFrom("leader"), servers.now + 30)
+    found = servers.run(read, tables_pb2.GetRowsResponse(rows=[row_of(3, [b"a"], b"b")]))
+    assert (list(found[b"k"]), found[b"k"].next_column) == (["a"], "b")
