@@ -155,7 +155,7 @@ def test_wrong_selections(client, topic):
     """The error names the column and the value."""
     for selection, error, message in (
         ({"columns": ["pages"]}, InvalidConfigError, "there is no column 'pages'"),
-        ({"columns": "page"}, ConfigError, "columns is one text"),
+        ({"columns": "page"}, ConfigError, "columns is one str"),
         ({"where": {"user": 1}}, ConfigError, "where: user has no two ends"),
         ({"where": {"user": ("a", None)}}, ConfigError, "where: 'a' is no int64, the type of user"),
         ({"where": {"user": (None, 2.5)}}, ConfigError, "where: 2.5 is no int64, the type of user"),

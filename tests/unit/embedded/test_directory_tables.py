@@ -91,3 +91,24 @@ def test_the_end_of_a_column_is_seen_with_the_next_write(tmp_path, monkeypatch):
         writer.put("other", {"a": "1"})
         row = following()
         assert (dict(row), row.version) == ({"a": "1"}, version)
+
+
+def test_a_text_is_no_list_of_keys_or_names(tmp_path):
+    """Its characters are not taken for keys: rows u, 1 and 7 are others than u17."""
+    with headrace.open(tmp_path / "events") as log, log.table("users") as users:
+        log.admin.create_topic("users", 1, config=TABLE)
+        for key in ("u", "1", "7", "u17"):
+            users.put(key, {"p": "1", "l": "2", "plan": "3"})
+        for call in (
+            lambda: next(users.purge("u17")),
+            lambda: next(users.purge(b"u17")),
+            lambda: users.get_many("u17"),
+            lambda: users.delete("u17", "plan"),
+            lambda: users.get("u17", "plan"),
+            lambda: next(users.scan(columns="plan")),
+            lambda: users.to_arrow(columns="plan"),
+            lambda: log.admin.delete_groups("u17"),
+        ):
+            with pytest.raises(headrace.ConfigError, match=r"is one (str|bytes)"):
+                call()
+        assert {row.key: len(row) for row in users.scan()} == dict.fromkeys((b"1", b"7", b"u", b"u17"), 3)

@@ -19,6 +19,7 @@ from headrace.client.admin.groups import (
 )
 from headrace.client.admin.operations import AdminOperations
 from headrace.client.admin.record_times import record_times
+from headrace.client.base.arguments import listed
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.operations import Operation
 from headrace.client.net.bootstrap_client import BootstrapClient
@@ -56,7 +57,7 @@ class AdminGroupOperations:
     ) -> Operation[list[GroupResult]]:
         """Delete groups, each at its preferred coordinator."""
         results: list[GroupResult] = []
-        for group in ids:
+        for group in listed("groups", ids):
             request = groups_pb2.DeleteGroupsRequest(group_ids=[group])
             if expected_group_epochs is not None and group in expected_group_epochs:
                 request.expected_group_epochs[group] = expected_group_epochs[group]

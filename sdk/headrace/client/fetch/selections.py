@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.client.base.arguments import listed
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.records import METADATA_COLUMNS
 from headrace.v1 import broker_pb2
@@ -88,8 +89,7 @@ def named_selection(
         raise ConfigError(
             f"columns and where are for typed topics, and {topic} has no columns", action="Leave them out."
         )
-    if isinstance(names, str):
-        raise ConfigError("columns is one text", action="Pass a list of names.")
+    listed("columns", names or ())
     ranges = []
     for name, ends in (where or {}).items():
         if not isinstance(ends, tuple | list) or len(ends) != 2:

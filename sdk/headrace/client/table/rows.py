@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from headrace.client.base.arguments import listed
 from headrace.client.base.config import TableConfig
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.base.serializers import resolve_deserializer, resolve_serializer, serialize
@@ -171,15 +172,16 @@ def column_slice(
     """Return the columns that a read names, or a range of them.
 
     Raises:
-        ConfigError: If both are given, or the limit is below 1.
+        ConfigError: If both are given, `columns` is one text, or the limit is below 1.
     """
-    if columns is not None and (start is not None or end is not None):
+    names = None if columns is None else listed("columns", columns)
+    if names is not None and (start is not None or end is not None):
         raise ConfigError("columns excludes start and end")
-    if columns is not None and not columns:
+    if names is not None and not names:
         raise ConfigError("columns is empty", action="Leave it out to read all.")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} is below 1")
-    wanted = tables_pb2.ColumnSlice(names=map(name_of, columns or ()), start=name_of(start or ""), limit=limit or 0)
+    wanted = tables_pb2.ColumnSlice(names=map(name_of, names or ()), start=name_of(start or ""), limit=limit or 0)
     if end is not None:
         wanted.end = name_of(end)
     return wanted

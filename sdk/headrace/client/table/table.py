@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
+from headrace.client.base.arguments import listed
 from headrace.client.base.config import TableConfig, build, client_repr
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.forking import ForkGuard
@@ -135,7 +136,7 @@ class Table:
     def _get_all(
         self, keys: Iterable[str | bytes], columns: ColumnSlice, wanted: ReadFrom, timeout: float | None
     ) -> list[Row | None]:
-        rows, operations = list(map(key_of, keys)), self._operations
+        rows, operations = list(map(key_of, listed("keys", keys))), self._operations
         deadline = operations.deadline(timeout)
         groups = self._calls.run(operations.group_keys(rows, deadline))
         reads = [
@@ -389,7 +390,7 @@ class Table:
         Raises:
             VersionConflictError: If the row has another version than `if_version`; nothing was deleted.
         """
-        gone = None if columns is None else dict.fromkeys(columns)
+        gone = None if columns is None else dict.fromkeys(listed("columns", columns))
         if gone is not None and not gone:
             raise ConfigError("columns is empty", action="Leave it out to delete the row.")
         self._calls.run(self._operations.write(key, gone, if_version=if_version, ttl_ms=0, timeout=timeout))
@@ -416,7 +417,7 @@ class Table:
         Raises:
             HeadraceError: If a row cannot be deleted, or the table's replicas are not known.
         """
-        rows = [key_of(key) for key in keys]
+        rows = list(map(key_of, listed("keys", keys)))
         if bool(rows) + (prefix is not None) + deleted != 1:
             raise ConfigError("purge takes keys, or prefix, or deleted", action="Name the rows in one way.")
         begin = None if prefix is None else key_of(prefix)
