@@ -29,6 +29,17 @@ TABLES = (
         ),
     ),
     Mutant(
+        "expired-column-without-a-version",
+        "I31",
+        "RowOffsets.expire",
+        replace("self._remove(key, RequestOutcome.MISS_EXPIRED)", "self._remove(key, RequestOutcome.MISS_EXPIRED) < 0"),
+        "A write is applied for a version that a row had before one of its columns was deleted, or replaced.",
+        Test(
+            "tests/unit/broker/test_table_state.py::test_a_deletion_is_not_forgotten_for_a_column_that_ends_later",
+            "What was written to expire may be absent at any time there, for clocks differ.",
+        ),
+    ),
+    Mutant(
         "replaced-leader-answers-reads",
         "I31",
         "TableService._end",

@@ -134,7 +134,9 @@ class RowOffsets:
             for row, offset in deletions.items()
             if (left := self._keys.first(row, after_row(row), sys.maxsize)) and offset > max(at for _, at in left)
         }
-        """Offset of the last deletion of a column, by `row_start` of rows that have others and none newer."""
+        """Offset of the newest record of those that have deleted a column or have expired, by `row_start` of rows that
+        exist; none if the row has a newer column.
+        """
         self.end_offset = 0
         self._expired_ms = 0
         """The greatest time of those at which the columns have expired that `expire` has removed."""
@@ -189,13 +191,19 @@ class RowOffsets:
         return False
 
     def expire(self, now_ms: int) -> None:
-        """Remove the columns that have expired; `now_ms` is the wall clock."""
+        """Remove the columns that have expired; `now_ms` is the wall clock.
+
+        That leaves the versions of their rows as they are: what a record has replaced may have been of a lower one.
+        """
         while self._expiries and self._expiries[0][0] <= now_ms:
             expires_ms, key = heapq.heappop(self._expiries)
             if self._expiring.get(key) == expires_ms:
                 del self._expiring[key]
                 self._expired_ms = max(self._expired_ms, expires_ms)
-                self._remove(key, RequestOutcome.MISS_EXPIRED)
+                offset = self._keys.get(key)
+                if self._remove(key, RequestOutcome.MISS_EXPIRED):
+                    row = row_of(key)
+                    self._deletions[row] = max(offset, self._deletions.get(row, ABSENT))
 
     def lacks_columns(self, now_ms: int) -> bool:
         """Return whether columns are removed that have not expired at `now_ms`: the clock was put back."""

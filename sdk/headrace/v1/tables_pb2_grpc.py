@@ -11,8 +11,8 @@ class TableServiceStub(object):
 
     A row has a key and columns, each with a name and a value. A write of one row is one batch: all of it is applied, or
     nothing. A column is a record of the topic; its version is the offset of that record. The version of a row is the
-    greatest of its columns' versions, or the offset of the last deletion of one of its columns, if that is greater and
-    was not removed by compaction before the state was read from the log.
+    greatest of its columns' versions, or the offset of the last record that deleted one of them or has expired, if that
+    is greater and was not removed by compaction before the state was read from the log.
     """
 
     def __init__(self, channel):
@@ -54,8 +54,8 @@ class TableServiceServicer(object):
 
     A row has a key and columns, each with a name and a value. A write of one row is one batch: all of it is applied, or
     nothing. A column is a record of the topic; its version is the offset of that record. The version of a row is the
-    greatest of its columns' versions, or the offset of the last deletion of one of its columns, if that is greater and
-    was not removed by compaction before the state was read from the log.
+    greatest of its columns' versions, or the offset of the last record that deleted one of them or has expired, if that
+    is greater and was not removed by compaction before the state was read from the log.
     """
 
     def GetRows(self, request, context):
@@ -135,8 +135,8 @@ class TableService(object):
 
     A row has a key and columns, each with a name and a value. A write of one row is one batch: all of it is applied, or
     nothing. A column is a record of the topic; its version is the offset of that record. The version of a row is the
-    greatest of its columns' versions, or the offset of the last deletion of one of its columns, if that is greater and
-    was not removed by compaction before the state was read from the log.
+    greatest of its columns' versions, or the offset of the last record that deleted one of them or has expired, if that
+    is greater and was not removed by compaction before the state was read from the log.
     """
 
     @staticmethod

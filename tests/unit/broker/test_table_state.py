@@ -204,3 +204,31 @@ def test_changes_of_a_batch_are_its_keys_of_rows():
         ColumnChange(keys[0], 40, False, 9), ColumnChange(keys[2], 42, True, 0), ColumnChange(keys[3], 43, False, 0),
     ]  # fmt: skip
     assert changes_of(columns)[1].row == row_start(b"r")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_end_of_a_column_leaves_the_version_as_it_is(seed):
+    """Of a state that lived and of one that is made from the log: a condition on an older version stays false."""
+    changes, last = list(history(seed, 300)), {}
+    state = RowOffsets()
+    for change in changes:
+        state.apply(change)
+        last[change.row] = change.offset
+        state.expire(change.offset)
+        if change.offset % 20:
+            continue
+        made = RowOffsets(batches_of(changes[: change.offset + 1], seed))
+        made.expire(change.offset)
+        for each in (state, made):
+            found = {row: each.current(row, {}).version for row in ROWS}
+            assert found == {row: last[row_start(row)] if each.columns_of(row) else ABSENT for row in ROWS}
+
+
+def test_a_deletion_is_not_forgotten_for_a_column_that_ends_later():
+    """A row is read at version 1; then one of its columns is deleted, and another one written that ends."""
+    state = RowOffsets()
+    written = [(b"b", 0, False, 0), (b"a", 1, False, 0), (b"b", 2, True, 0), (b"c", 3, False, 300)]
+    for name, *change in written:
+        state.apply(ColumnChange(table_key(b"r", name), *change))
+    state.expire(400)
+    assert state.current(b"r", {}) == ({b"a": 1}, 3)
