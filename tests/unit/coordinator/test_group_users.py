@@ -165,8 +165,8 @@ async def test_a_commit_by_name_does_not_say_which_topics_exist(a, name):
 
 
 async def test_a_group_takes_the_share_of_the_user_that_created_it(a):
-    """By a member or by a commit without one, for as long as it exists, whoever uses it; a user that has its share of a
-    scarce limit keeps no other user from a group, a member and a commit of its own.
+    """By a member or by a commit without one, for as long as it exists, also while others use it. A user that has its
+    share of a scarce limit keeps no other user from a group of its own.
     """
     await join_ada(a)
     set_access(open_access("greedy"))

@@ -94,7 +94,7 @@ def test_of_a_scarce_number_of_groups_each_user_has_a_share(source):
 
 
 def test_members_and_bytes_take_the_share_of_the_user_that_created_the_group(source):
-    """Whoever joins it or commits for it; a group of another user has its own share."""
+    """Also if another user joins it; a group of another user has its own share."""
     view, limits = limits_of(source, members=4)
     source.write(created("greedy", "g") | created("ada", "a"))
     source.write({KEYS.group_member("g", bytes([number]) * 16): b"" for number in range(3)})
