@@ -122,6 +122,12 @@ class DirectoryTopics:
             raise UnknownTopicError(f"there is no topic named {reference.name[:249]!r}")
         return named
 
+    def begin(self) -> None:
+        """Store the file if there is none: logs without one are those of a list that was lost."""
+        with self._lock:
+            if not self.revision:
+                self._write({})
+
     def put(self, topic: DirectoryTopic) -> None:
         """Store a topic under its name, instead of an earlier one."""
         with self._lock:

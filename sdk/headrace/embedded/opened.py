@@ -229,6 +229,7 @@ class OpenDirectory:
         """Store a topic once it has all its partitions; after an error it is as before."""
         opened: list[PartitionLog] = []
         try:
+            self.topics.begin()
             self._open_partitions(topic, opened)
             self.topics.put(topic)
         except BaseException:
