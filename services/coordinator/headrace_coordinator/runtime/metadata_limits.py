@@ -110,8 +110,9 @@ class MetadataLimits:
         Raises:
             MetadataLimitError: If the limit is exceeded.
         """
-        if before is None or after > max(before, REPLACED_BYTES):
-            self._check_room(what, "key_bytes", payer)
+        if before is not None and after <= max(before, REPLACED_BYTES):
+            return
+        self._check_room(what, "key_bytes", payer)
 
     def _check_room(self, what: str, name: str, user: str) -> None:
         """Check that groups take less than a limit, and, of one that is scarce, those of a user less than its share."""
