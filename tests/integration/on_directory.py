@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -20,6 +21,8 @@ from headrace.cli.main import app
 from headrace.embedded import open_partition, opened
 from headrace.embedded.server import OpenMode, acquire, release
 from headrace.v1 import broker_pb2, groups_pb2
+from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import HeadraceError
 from headrace.wire.zero_copy import SplicedMessage
 from typer.testing import CliRunner
 
@@ -159,8 +162,19 @@ def produce_to_directory(bootstrap_servers: str, request: broker_pb2.ProduceRequ
     """Send a request to the directory that is open in this process, as brokers have it over gRPC."""
     server = acquire(bootstrap_servers.removeprefix("dir:"))
     try:
-        batches = [list(part.batches) for topic in request.topics for part in topic.partitions]
-        return server._records.write(SplicedMessage(request, batches))[0]
+        batches: list[list[ReadableBuffer]] = [
+            list(part.batches) for topic in request.topics for part in topic.partitions
+        ]
+        answered: Future[broker_pb2.ProduceResponse] = Future()
+
+        def done(response: broker_pb2.ProduceResponse | None, error: HeadraceError | None) -> None:
+            if response is None:
+                answered.set_exception(error)
+            else:
+                answered.set_result(response)
+
+        server.produce(SplicedMessage(request, batches), done)  # Which answers once the records are flushed.
+        return answered.result(20)
     finally:
         release(server)
 
