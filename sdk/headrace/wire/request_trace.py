@@ -272,6 +272,9 @@ class TraceBuffer:
         self.overflowed = 0
         """Sampled requests that were dropped because the buffer was full, of all time."""
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def add(
         self,
         at_us: int,

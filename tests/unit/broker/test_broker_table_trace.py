@@ -101,6 +101,19 @@ async def test_keys_are_sampled(traces: TableTraces) -> None:
     assert block.seen_requests == 3_000
 
 
+async def test_few_requests_are_written_together(traces: TableTraces, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write costs as much as thousands of samples: it waits, unless much has come that must not be dropped."""
+    monkeypatch.setattr(table_trace, "MANY_REQUESTS", 3)
+    trace, topic = traces.acquire("users", TABLE_ID, 1.0), Topic()
+    for number in range(3):
+        assert not traces.is_due(table_trace.LOOK_SECONDS)
+        trace.note_gets([b"k"], [row(b"k", b"v")], None, AT_US + number, 100)
+    assert traces.is_due(table_trace.LOOK_SECONDS)
+    await traces.flush(topic)
+    assert not traces.is_due(table_trace.LOOK_SECONDS)
+    assert traces.is_due(table_trace.FLUSH_SECONDS)
+
+
 async def test_what_is_not_written_is_dropped_and_counted(
     traces: TableTraces, metrics: TableMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
