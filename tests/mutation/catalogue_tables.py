@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
 
 UNIT = "tests/unit/broker/test_broker_table.py::"
+DIRECTORY = "tests/unit/embedded/test_directory_tables.py::"
+NO_DIRECTORY = "It simulates clusters."
 PURGED = "It searches no files."
 TABLE = {"compacts": True, "is_table": True, "retention_ms": -1, "producers": (), "produce_period_ms": 20}
 
@@ -37,6 +39,33 @@ TABLES = (
         Test(
             "tests/unit/broker/test_table_state.py::test_a_deletion_is_not_forgotten_for_a_column_that_ends_later",
             "What was written to expire may be absent at any time there, for clocks differ.",
+        ),
+    ),
+    Mutant(
+        "directory-state-made-during-a-compaction",
+        "H155",
+        "DirectoryTableState._make",
+        replace("deletions_end != partition.removed_deletions_end", "deletions_end < 0"),
+        "A deleted row is there again: its value was read before a compaction, and its deletion would be after it.",
+        Test(DIRECTORY + "test_a_state_that_is_made_while_its_log_is_compacted_misses_no_deletion", NO_DIRECTORY),
+    ),
+    Mutant(
+        "part-of-a-compacted-table-answers",
+        "H158",
+        "DirectoryTableState.complete_end",
+        never("end_offset < newer_end"),
+        "A copy that ends early answers without rows that were there all the time.",
+        Test(DIRECTORY + "test_a_part_of_a_compacted_table_answers_no_reads", NO_DIRECTORY),
+    ),
+    Mutant(
+        "row-cut-in-the-middle",
+        "I31",
+        "RowsAnswer._add",
+        drop("del rows[-1]"),
+        "A client that continues with the next row returns one without some of its columns.",
+        Test(
+            "tests/unit/partition/test_partition_rules.py::test_a_row_that_does_not_fit_is_left_out_as_a_whole",
+            "Its rows are small.",
         ),
     ),
     Mutant(

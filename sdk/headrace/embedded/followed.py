@@ -58,6 +58,9 @@ class FollowedPartition:
         self.log.follow(bounds)
         self.leader_epoch, self.missed_deletions_end = bounds.leader_epoch, bounds.deletions_end
 
+    def await_compaction(self) -> None:
+        """Return at once: `reader` reads files that a compaction of the writer does not change."""
+
     @property
     def removed_deletions_end(self) -> int:
         """See `ReadablePartition`; without a compaction that has not ended yet."""

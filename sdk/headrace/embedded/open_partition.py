@@ -83,7 +83,7 @@ class DirectoryPartition:
         return int(self.log.flushed_offset if self.topic.config.counts_flushed else self.log.log_end_offset)
 
     missed_deletions_end = 0
-    """As of `FollowedPartition`. The log is compacted only below what the state of its table has read."""
+    """As of `FollowedPartition`. The log is compacted only below what the state of its table, if any, has read."""
 
     @property
     def removed_deletions_end(self) -> int:
@@ -221,6 +221,10 @@ class DirectoryPartition:
                 compaction.compact(now_ms, end_offset, kept)
             finally:
                 self.deletions_end = self.log.deletions_end
+
+    def await_compaction(self) -> None:
+        """See `ReadablePartition`."""
+        self.log.compaction.wait()
 
     def purge(self, wanted: PurgedRows, end_of_state: Callable[[], int]) -> CompactionReport:
         """Compact the log without some rows; appends continue meanwhile. `unlink_purged` removes the old files.

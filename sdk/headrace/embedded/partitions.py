@@ -28,6 +28,9 @@ class ReadablePartition(Protocol):
     def removed_deletions_end(self) -> int:
         """Offset below which compaction may have removed deletions; see `LogCompaction.deletions_end`."""
 
+    def await_compaction(self) -> None:
+        """Wait until the compaction in progress has ended."""
+
     @property
     def reader(self) -> LogReader:
         """Reader of the log."""

@@ -13,6 +13,7 @@ from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
 from headrace.embedded.partitions import Partitions, ReadablePartition
 from headrace.log.errors import SliceCutError
+from headrace.log.log_reader import LogReader
 from headrace.log.scan import checked_batches
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace.partition.purged_rows import PurgedRows, check_deleted, purged_rows
@@ -36,20 +37,27 @@ CACHED_BYTES = 64 << 20
 _TRIES = 10
 
 
-class _DeletionsGoneError(Exception):
-    """A compaction that does not regard the state has removed deletions that it has not read."""
+class SharedCache:
+    """Cache of decoded batches of all tables, and the lock of each use of it."""
+
+    def __init__(self) -> None:
+        self.batches = BatchCache(CACHED_BYTES)
+        self.lock = threading.Lock()
 
 
 class DirectoryTableState:
-    """State of one partition. One thread at a time."""
+    """State of one partition. Its `lock` is held during calls; one may read the whole log, which takes long."""
 
-    def __init__(self, partition: ReadablePartition, cache: BatchCache) -> None:
+    def __init__(self, partition: ReadablePartition, cache: SharedCache) -> None:
         self._partition = partition
+        self.lock = threading.Lock()
+        """Held within that of the partition, never around it."""
         self.rows = RowOffsets()
         self._start_offset = 0
         self._epoch = -1
-        self._deletions_end = self._removed_end = 0
-        self._batches = PartitionBatches(cache)
+        self._deletions_end = 0
+        self._cache_lock = cache.lock
+        self._batches = PartitionBatches(cache.batches)
 
     def catch_up(self) -> int:
         """Continue the state up to what is visible, and return that. Raises CorruptLogError, StorageOfflineError."""
@@ -63,31 +71,52 @@ class DirectoryTableState:
             self._begin()
         while self._start_offset < partition.log_start_offset:
             self._forget_below(partition.log_start_offset)
-        try:
-            self._continue(end_offset)
-        except _DeletionsGoneError:
-            self._begin()
-            return self.catch_up()
-        self.rows.expire(time.time_ns() // 1_000_000)
-        return end_offset
-
-    def _continue(self, end_offset: int) -> None:
         if self.rows.end_offset == self._start_offset < end_offset:
-            start_offset = self.rows.end_offset
-            self.rows = RowOffsets(self._read_all(start_offset, end_offset), start_offset)
-            self.rows.end_offset = end_offset
+            self._make(end_offset)
         for columns in self._read_all(self.rows.end_offset, end_offset):
+            self.rows.note_removed(columns)
             for change in changes_of(columns):
                 if change.offset >= self.rows.end_offset:  # A compacted batch may begin before it.
                     self.rows.apply(change)
             self.rows.end_offset = columns.header.end_offset
+        self.rows.expire(time.time_ns() // 1_000_000)
+        return end_offset
+
+    def complete_end(self) -> int:
+        """As `catch_up`.
+
+        Raises:
+            OffsetNotAvailableError: If the log was copied from one that was compacted beyond its end: columns are
+                missing for whose sake older ones were removed.
+        """
+        end_offset, newer_end = self.catch_up(), self.rows.newer_end
+        if end_offset < newer_end:
+            is_copy = bool(self._partition.topic.origin)
+            raise OffsetNotAvailableError(
+                f"the log here ends at offset {end_offset}, and was copied from one that was compacted to {newer_end}",
+                retriable=not is_copy,
+                action="Continue `headrace fetch` of the topic." if is_copy else "Try again.",
+            )
+        return end_offset
 
     def _begin(self) -> None:
         self.rows = RowOffsets()
         self.rows.end_offset = self._start_offset = self._partition.log_start_offset
         self._epoch, self._deletions_end = self._partition.leader_epoch, self._partition.missed_deletions_end
-        self._removed_end = self._partition.removed_deletions_end
-        self._batches.clear()
+        self.close()
+
+    def _make(self, end_offset: int) -> None:
+        """Make the state from the log.
+
+        A compaction that removes deletions meanwhile may take that of a row which was read before. Only one that began
+        before there was this state can: others first wait for it, to catch up.
+        """
+        partition, start_offset, deletions_end = self._partition, self.rows.end_offset, -1
+        while deletions_end != partition.removed_deletions_end:
+            deletions_end = partition.removed_deletions_end
+            partition.await_compaction()
+            rows = RowOffsets(self._read_all(start_offset, end_offset), start_offset)
+        self.rows, rows.end_offset = rows, end_offset
 
     def _forget_below(self, start_offset: int) -> None:
         place: bytes | None = b""
@@ -96,18 +125,17 @@ class DirectoryTableState:
         self._start_offset = start_offset
 
     def _read_all(self, offset: int, end_offset: int) -> Iterator[Columns]:
+        reader = self._partition.reader  # One that follows another process reads the files of one moment.
         while offset < end_offset:
-            found = self._read(offset, READ_BYTES, end_offset)
-            if self._removed_end != self._partition.removed_deletions_end > offset:
-                raise _DeletionsGoneError
+            found = self._read(reader, offset, READ_BYTES, end_offset)
             if not found:
                 raise OffsetNotAvailableError(f"the log was cut off at offset {offset} meanwhile")
             for columns in found:
                 yield columns
                 offset = columns.header.end_offset
 
-    def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Columns]:
-        with self._partition.reader.read(offset, max_bytes, end_offset) as found:
+    def _read(self, reader: LogReader, offset: int, max_bytes: int, end_offset: int) -> list[Columns]:
+        with reader.read(offset, max_bytes, end_offset) as found:
             data, position = found.read(), found.position
         name = f"{self._partition.topic.name}-{self._partition.number}"
         return [
@@ -116,15 +144,18 @@ class DirectoryTableState:
         ]
 
     def close(self) -> None:
-        """Release the memory."""
-        self._batches.clear()
+        """Release the memory of values. Any thread, without the lock."""
+        with self._cache_lock:
+            self._batches.clear()
 
     def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
         """Return the values of records by offset, which ascend, without those that are not in the log any more."""
         values: dict[int, RecordValue] = {}
         place = 0
         while place < len(offsets):
-            batch, end = self._batches.find(offsets[place]) or self._read_batch(offsets[place]), place + 1
+            with self._cache_lock:
+                batch = self._batches.find(offsets[place])
+            batch, end = batch or self._read_batch(offsets[place]), place + 1
             if batch is not None:
                 end = bisect_left(offsets, batch.end_offset, end)
                 batch.take(offsets[place:end], values)
@@ -134,13 +165,14 @@ class DirectoryTableState:
     def _read_batch(self, offset: int) -> DecodedValues | None:
         """Read the batch with `offset`, and keep it; return `None` if it is not in the log any more."""
         try:
-            found = self._read(offset, 1, self._partition.visible_end)
+            found = self._read(self._partition.reader, offset, 1, self._partition.visible_end)
         except (SliceCutError, OffsetOutOfRangeError):
             return None
         if not found:
             return None
         batch = DecodedValues(found[0])
-        self._batches.add(batch)
+        with self._cache_lock:
+            self._batches.add(batch)
         return batch
 
 
@@ -150,7 +182,8 @@ class DirectoryTables:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
         self._lock = threading.Lock()
-        self._cache = BatchCache(CACHED_BYTES)
+        """Guards the dictionary of states."""
+        self._cache = SharedCache()
         self._states: dict[ReadablePartition, DirectoryTableState] = {}
 
     def get_rows(self, request: tables_pb2.GetRowsRequest) -> tables_pb2.GetRowsResponse:
@@ -159,7 +192,7 @@ class DirectoryTables:
             raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
         keys, wanted = [check_row(key) for key in request.keys], wanted_columns(request.columns)
         state = self._state(request.read.table, request.read.partition)
-        with self._lock:
+        with state.lock:
             response = tables_pb2.GetRowsResponse(as_of_offset=self._as_of(state, request.read))
             self._add_rows(state, keys, wanted, response.rows)
         return response
@@ -171,7 +204,7 @@ class DirectoryTables:
             raise InvalidRequestError(f"a limit of {limit} rows is not 1 to {PAGE_ROWS}")
         wanted = wanted_columns(request.columns)
         state = self._state(request.read.table, request.read.partition)
-        with self._lock:
+        with state.lock:
             response = tables_pb2.ScanRowsResponse(as_of_offset=self._as_of(state, request.read))
             end = request.end if request.HasField("end") else None
             keys = list(islice(state.rows.rows_from(request.start, end, request.prefix), limit))
@@ -185,7 +218,7 @@ class DirectoryTables:
     def count_rows(self, request: tables_pb2.CountRowsRequest) -> tables_pb2.CountRowsResponse:
         """Answer a CountRows."""
         state = self._state(request.read.table, request.read.partition)
-        with self._lock:
+        with state.lock:
             as_of_offset = self._as_of(state, request.read)
             return tables_pb2.CountRowsResponse(
                 rows=state.rows.rows,
@@ -203,7 +236,9 @@ class DirectoryTables:
         if not write.needs_state:
             return self._append(partition, write)
         state = self._state(request.table, request.partition)
-        with partition.lock, self._lock:
+        with state.lock:
+            state.catch_up()  # Perhaps for long, which must not hold up appends.
+        with partition.lock, state.lock:
             found = partition.producers.find(*write.producer) if write.producer[0] >= 0 else None
             if found is not None:  # It would be decided by what it has written itself.
                 end_offset = found.base_offset + found.record_count
@@ -233,7 +268,7 @@ class DirectoryTables:
 
     def _purgeable_end(self, state: DirectoryTableState, wanted: PurgedRows) -> int:
         """Check that the rows are deleted; return up to where the log may be compacted."""
-        with self._lock:
+        with state.lock:
             end_offset = self._as_of(state, tables_pb2.TableRead(min_offset=wanted.before_offset))
             for _ in check_deleted(state.rows, wanted):
                 pass
@@ -257,7 +292,10 @@ class DirectoryTables:
         """Let the columns expire that have; return up to where a table's log may be compacted."""
         with self._lock:
             state = self._states.get(partition)
-            return partition.visible_end if state is None else state.catch_up()
+        if state is None:
+            return partition.visible_end
+        with state.lock:
+            return state.catch_up()
 
     def _topic(self, reference: topics_pb2.TopicRef) -> DirectoryTopic:
         topic = self._partitions.topic(reference)
@@ -278,7 +316,7 @@ class DirectoryTables:
             return state
 
     def _as_of(self, state: DirectoryTableState, asked: tables_pb2.TableRead) -> int:
-        end_offset = state.catch_up()
+        end_offset = state.complete_end()
         if end_offset < asked.min_offset:
             raise OffsetNotAvailableError(
                 f"records below offset {asked.min_offset} are not visible yet", action="Try again."

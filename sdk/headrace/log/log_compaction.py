@@ -150,6 +150,10 @@ class LogCompaction:
     def stop(self) -> None:
         """Stop the compaction in progress, and allow none any more."""
         self._closed.stopped = True
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the compaction in progress has ended."""
         with self._running:
             pass
 

@@ -53,7 +53,7 @@ class DecodedValues:
 
 
 class BatchCache:
-    """Batches of one broker, within a limit of memory. Belongs to the event loop."""
+    """Batches of one process, within a limit of memory. One thread at a time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -27,12 +27,11 @@ from headrace.embedded.polls import Polls
 from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.server import DirectoryServer
 from headrace.embedded.shared_bounds import BoundsWriter
-from headrace.embedded.tables import DirectoryTableState
+from headrace.embedded.tables import DirectoryTableState, SharedCache
 from headrace.groups.assignors import AssignableTopic
 from headrace.log.directory import DataDirectory
 from headrace.log.errors import StorageFullError
 from headrace.log.os_filesystem import OsFileSystem
-from headrace.partition.batch_cache import BatchCache
 from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import FencedMemberEpochError, InternalError, StorageOfflineError
@@ -486,7 +485,7 @@ def test_a_follower_of_a_table_misses_no_deletion_that_was_removed_meanwhile(tmp
         topic = next(iter(log._server.directory.all_topics()))
         partition = log._server.directory.readable(topic, 0)
         followed = FollowedDirectory(path)
-        state = DirectoryTableState(followed.readable(topic, 0), BatchCache(1 << 20))
+        state = DirectoryTableState(followed.readable(topic, 0), SharedCache())
         with log.producer() as producer:
             producer.send("users", b"1", key=table_key(b"gone", b"c")).result(WAIT)
             producer.send("users", b"2", key=table_key(b"kept", b"c")).result(WAIT)
@@ -503,28 +502,3 @@ def test_a_follower_of_a_table_misses_no_deletion_that_was_removed_meanwhile(tmp
         assert state.catch_up() == partition.visible_end
         assert state.rows.columns == 2, "the deleted key is gone, another one has come"
         followed.close()
-
-
-def test_a_state_made_during_a_compaction_has_no_deleted_row(tmp_path, monkeypatch):
-    """The first read of a table may come while its log is compacted, without regard to the state that is made."""
-    monkeypatch.setattr("headrace.embedded.tables.READ_BYTES", 1)
-    with headrace.open(tmp_path / "events") as log:
-        log.admin.create_topic("users", config={"cleanup_policy": "compact", "table": "yes"})
-        partition = log._server.directory.readable(next(iter(log._server.directory.all_topics())), 0)
-        with log.producer() as producer:
-            for row, value in ((b"gone", b"1"), (b"gone", None), (b"kept", b"2")):
-                producer.send("users", value, key=table_key(row, b"c")).result(WAIT)
-                partition.log.close_below(partition.visible_end)
-        state = DirectoryTableState(partition, BatchCache(1 << 20))
-        read, compacted = state._read, []
-
-        def read_and_compact(*arguments):
-            found = read(*arguments)
-            if not compacted:
-                compacted.append(partition.log.compaction.compact(1 << 50, partition.visible_end))
-            return found
-
-        monkeypatch.setattr(state, "_read", read_and_compact)
-        state.catch_up()
-        assert compacted[0].removed_records == 2
-        assert state.rows.columns == 1

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import headrace
 import headrace.client.table.table
 import pytest
+from headrace.embedded.opened import OpenDirectory
+from headrace.embedded.tables import DirectoryTables, DirectoryTableState
+from headrace.v1 import tables_pb2, topics_pb2
+from headrace.wire.table_keys import table_key
 
 from tests.integration.replicated import until
 
@@ -112,3 +117,114 @@ def test_a_text_is_no_list_of_keys_or_names(tmp_path):
             with pytest.raises(headrace.ConfigError, match=r"is one (str|bytes)"):
                 call()
         assert {row.key: len(row) for row in users.scan()} == dict.fromkeys((b"1", b"7", b"u", b"u17"), 3)
+
+
+def fill(log, times):
+    """Write the rows u and k, k less often, and close the segment after each part; return the partition."""
+    partition = log._server.directory.readable(next(iter(log._server.directory.all_topics())), 0)
+    for columns in times:
+        with log.table("users") as users:
+            for key, value in columns.items():
+                users.delete(key) if value is None else users.put(key, {"v": value})
+        partition.log.close_below(partition.visible_end)
+    return partition
+
+
+def test_a_state_that_is_made_while_its_log_is_compacted_misses_no_deletion(tmp_path, monkeypatch):
+    """The value is read before, and the deletion would be read after the compaction that removes both."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("users", 1, config=TABLE)
+        fill(log, [{"k": "1", "a": "1"}, {"k": None, "b": "1"}, {"c": "1"}])
+    with headrace.open(tmp_path / "events") as log, log.table("users") as users:
+        directory, reads = log._server.directory, []
+        partition = directory.readable(next(iter(directory.all_topics())), 0)
+        end_offset = directory.compaction_end(partition)
+        read = DirectoryTableState._read
+
+        def compacting(state, *wanted):
+            found = read(state, *wanted)
+            reads.append(found)
+            if len(reads) == 1:
+                partition.compact(1 << 50, end_offset)
+            return found
+
+        monkeypatch.setattr(DirectoryTableState, "_read", compacting)
+        assert users.get("k") is None
+        assert partition.log.deletions_end > 0
+        assert users.count().rows == len(list(users.scan())) == 3
+        users.put("k", {"v": "2"}, if_version=headrace.ABSENT)
+
+
+@pytest.mark.parametrize("is_state_known", [True, False])
+def test_a_part_of_a_compacted_table_answers_no_reads(tmp_path, is_state_known):
+    """A row that it lacks was there all the time: it was replaced by a record that is not copied yet."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("users", 1, config=TABLE)
+        large = "x" * 300_000  # With it a compacted batch ends.
+        source = fill(log, [{"a": "1"}, {"k": "1", "b": large}, {"k": "2"}, {"c": "1"}])
+        copy = OpenDirectory(str(tmp_path / "copy"), creates=True)
+        copy.adopt("users", source.topic.topic_id, 1, source.topic.configs, "cluster-1")
+        copied = copy.copied(source.topic.topic_id, 0)
+
+        def continue_copy(until):
+            while copied.log_end_offset < until:
+                with source.reader.read(int(copied.log_end_offset), 1 << 20, until) as found:
+                    assert copied.copy(found.read(), until)
+            copied.flush()
+
+        continue_copy(1)
+        if is_state_known:
+            tables = DirectoryTables(copy)
+            assert read_row(tables, b"a").version == 0
+        source.compact(1 << 50, source.visible_end)
+        continue_copy(3)
+        if not is_state_known:
+            tables = DirectoryTables(copy)
+        for key in (b"k", b"a"):
+            with pytest.raises(headrace.OffsetNotAvailableError, match="Continue `headrace fetch`") as refused:
+                read_row(tables, key)
+            assert not refused.value.retriable
+        continue_copy(source.visible_end)
+        assert read_row(tables, b"k").columns[0].value == b"2"
+        copy.close()
+
+
+def read_row(tables, key):
+    read = tables_pb2.TableRead(table=topics_pb2.TopicRef(name="users"))
+    return tables.get_rows(tables_pb2.GetRowsRequest(read=read, keys=[key])).rows[0]
+
+
+def test_the_start_of_a_table_holds_up_nothing_else(tmp_path, monkeypatch):
+    """A state is read from a whole log: other tables are read and written meanwhile, and producers send."""
+    with headrace.open(tmp_path / "events") as log:
+        for name in ("large", "users"):
+            log.admin.create_topic(name, 1, config=TABLE)
+            with log.table(name) as table:
+                table.put("k", {"v": "1"})
+        log.admin.create_topic("clicks")
+    begun, ended, read_all = threading.Event(), threading.Event(), DirectoryTableState._read_all
+
+    def slow(state, *wanted):
+        if state._partition.topic.name == "large":
+            begun.set()
+            assert ended.wait(WAIT)
+        return read_all(state, *wanted)
+
+    monkeypatch.setattr(DirectoryTableState, "_read_all", slow)
+    with (
+        headrace.open(tmp_path / "events") as log,
+        log.table("large") as large,
+        log.table("users") as users,
+        log.producer() as producer,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        try:
+            first = threads.submit(large.get, "k")
+            assert begun.wait(WAIT)
+            conditional = threads.submit(large.put, "k", {"v": "2"}, if_version=0)
+            assert threads.submit(users.put, "k", {"v": "2"}, if_version=0).result(5) == 1
+            for topic in ("large", "users", "clicks"):
+                producer.send(topic, b"1", key=table_key(b"r", b"c")).result(5)
+        finally:
+            ended.set()
+        assert (dict(first.result(WAIT)), conditional.result(WAIT)) == ({"v": "1"}, 2)
