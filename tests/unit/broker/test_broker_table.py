@@ -64,10 +64,10 @@ def stored(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in directory.rglob("*.log"))
 
 
-async def read(partition: Partition, row: bytes) -> dict[bytes, bytes]:
+async def read(partition: Partition, row: bytes, seconds: float = 5.0) -> dict[bytes, bytes]:
     """Read a row as the service does."""
     assert partition.table is not None
-    state, _ = await partition.table.read_state(5.0)
+    state, _ = await partition.table.read_state(seconds)
     columns = dict(state.columns_of(row))
     values = await partition.table.read_values(sorted(columns.values()))
     return {name: values[offset].value for name, offset in columns.items()}
@@ -386,8 +386,8 @@ async def test_a_copy_from_the_start_lacks_what_was_deleted(tmp_path: Path) -> N
 
 
 async def test_a_copy_that_is_behind_its_source_answers_nothing(tmp_path: Path) -> None:
-    """A follower has a compacted batch, and not yet the records for whose sake those of it are gone; it may have
-    restarted since it copied that. The leader has all.
+    """A follower, or the leader of a mirror, has a compacted batch, and not yet the records for whose sake those of it
+    are gone; it may have restarted since it copied that. Another leader has all.
     """
     async with leading_partition(tmp_path) as partition:
         writes = open_table(partition)
@@ -408,6 +408,12 @@ async def test_a_copy_that_is_behind_its_source_answers_nothing(tmp_path: Path) 
                         await read(partition, b"s")
                 else:
                     assert await read(partition, b"s") == {b"a": b"1"}
+            partition.update_config(replace(CONFIG, mirror="west"))
+            if is_behind:
+                with pytest.raises(OffsetNotAvailableError, match=r"below offset 2, .* compacted up to 3"):
+                    await read(partition, b"s")
+            else:
+                assert await read(partition, b"s") == {b"a": b"1"}
 
 
 def compacted_copy(columns: Columns, newer_end: int = 0) -> bytes:

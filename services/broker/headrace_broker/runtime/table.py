@@ -146,7 +146,8 @@ class PartitionTable:
         high_watermark = int(self._replica.high_watermark)
         while not self._has(high_watermark):
             await self._wait(high_watermark, deadline)
-        if self._replica.role is Role.FOLLOWING and self._state.newer_end > high_watermark:
+        is_copied = self._replica.role is Role.FOLLOWING or bool(self._partition.config.mirror)
+        if is_copied and self._state.newer_end > high_watermark:
             raise OffsetNotAvailableError(
                 f"this replica has the records below offset {high_watermark}, and was copied from one that was "
                 f"compacted up to {self._state.newer_end}",
