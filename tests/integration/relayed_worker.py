@@ -1,8 +1,8 @@
 """`headrace` whose connections go through relays: `python -m tests.integration.relayed_worker mirror run ...`.
 
-`HEADRACE_TEST_RELAYS` has the address of the relay for each address, as JSON. The asyncio SDK's ways to connect take
-another address here; everything else is as shipped, also the addresses of metadata. Certificates are of hosts, and the
-relays are on the same host.
+`HEADRACE_TEST_RELAYS` has the address of the relay for each address that has one, as JSON. The asyncio SDK's ways to
+connect take another address here; everything else is as shipped, also the addresses of metadata. Certificates are of
+hosts, and the relays are on the same host.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ _connect = asyncio.BaseEventLoop.create_connection
 
 def relayed(make_channel: Callable[..., grpc.aio.Channel]) -> Callable[..., grpc.aio.Channel]:
     """Return a function that makes a channel to the relay."""
-    return lambda target, *arguments, **options: make_channel(RELAYS[target], *arguments, **options)
+    return lambda target, *arguments, **options: make_channel(RELAYS.get(target, target), *arguments, **options)
 
 
 async def relayed_connection(loop: Any, factory: Any, host: str, port: int, **options: Any) -> Any:
     """Connect to the relay."""
-    near, _, number = RELAYS[f"{host}:{port}"].rpartition(":")
+    near, _, number = RELAYS.get(f"{host}:{port}", f"{host}:{port}").rpartition(":")
     return await _connect(loop, factory, near, int(number), **options)
 
 
