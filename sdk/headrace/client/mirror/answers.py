@@ -10,12 +10,16 @@ from typing import Any
 
 from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.base.errors import ConfigError
-from headrace.client.mirror.copying import Side
+from headrace.client.mirror.copying import Side, end_tasks
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import CommonEnd, SourceAnswer, SourceQuestion
 from headrace.wire.errors import HeadraceError, InternalError
 
 ANSWER_LIVES = timedelta(minutes=5)
+WORKING_LIVES = timedelta(seconds=15)
+"""Life of the note that a worker has begun: one that has died is not waited for."""
+RENEW_SECONDS = 5.0
+"""Interval at which the note is stored again."""
 _COMPARED_AT_ONCE = 8
 """Partitions of a topic."""
 _log = logging.getLogger("headrace.mirror")
@@ -36,9 +40,15 @@ async def answer(
     Raises:
         HeadraceError: If it cannot be stored.
     """
-    await mirrors.note_answer(key, worker, "", ANSWER_LIVES)
+    working = asyncio.create_task(_answered(question, settings))
     try:
-        found = await _answered(question, settings)
+        while not working.done():
+            await mirrors.note_answer(key, worker, "", WORKING_LIVES)
+            await asyncio.wait([working], timeout=RENEW_SECONDS)
+    finally:
+        await end_tasks([working])
+    try:
+        found = working.result()
     except HeadraceError as error:
         if isinstance(error, ConfigError):
             error.action = f"The settings of the source of {question.mirror} name files of its workers: correct them."

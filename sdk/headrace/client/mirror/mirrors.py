@@ -229,6 +229,11 @@ class Mirrors:
             topic_name, ends = next(iter(wanted.items()))
             if topic_name not in known:  # It is created before it is in the table, and promoted from there.
                 known = {topic.name for topic in self.describe(name).topics}
+                if self._mirror_of(topic_name) not in (None, name):
+                    raise InvalidRequestError(
+                        f"topic {topic_name} of the source is not copied: another one has the name here",
+                        action="Delete it here, leave it out of the mirror's topics, or name the topics to promote.",
+                    )
             here = self._ends(topic_name) if topic_name in known else {}
             behind = [TopicPartition(topic_name, at) for at, end in ends.items() if here.get(at, -1) < end.there]
             if not behind:
@@ -327,7 +332,10 @@ class Mirrors:
         error: HeadraceError | None = None
         others_until = deadline
         while (now := time.monotonic()) < deadline:
+            answers = {worker: answer for worker, answer in answers.items() if answer is not None}
             answers |= answers_to(self._table.get(key) or {})
+            if answers:
+                begun_by = now + ANSWER_SECONDS
             for answer in filter(None, answers.values()):
                 if answer.error is None:
                     self._table.delete(key)
@@ -350,7 +358,7 @@ class Mirrors:
                 action="It has begun to ask the source: call again with a longer time.",
             )
         raise TimedOutError(
-            f"no worker of mirror {question.mirror} has answered within {min(timeout, ANSWER_SECONDS):.0f} s",
+            f"no worker of mirror {question.mirror} answers, for {min(timeout, ANSWER_SECONDS):.0f} s",
             outcome=Outcome.NOT_APPLIED,
             action="Workers ask the source: start one with headrace mirror run, where it reaches the source and has "
             "the files that the settings name.",

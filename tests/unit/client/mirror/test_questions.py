@@ -16,12 +16,20 @@ from headrace.client.mirror.rows import (
     MirrorSettings,
     SourceAnswer,
     SourceQuestion,
+    answer_column,
     answers_to,
     open_questions,
 )
 from headrace.client.mirror.workers import _Workers, run_workers
 from headrace.client.table.row_writes import checked_ttl_ms
-from headrace.wire.errors import InvalidConfigError, Outcome, TimedOutError, TransportError, UnknownTopicError
+from headrace.wire.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    Outcome,
+    TimedOutError,
+    TransportError,
+    UnknownTopicError,
+)
 from headrace.wire.ids import TopicPartition
 
 SETTINGS = MirrorSettings({"bootstrap_servers": "west:7181"}, topics=("orders*",))
@@ -62,6 +70,8 @@ class FakeAdmin:
 
     def __init__(self, topics):
         self.topics = topics
+        self.taken = set()
+        """Topics that are no mirrors."""
         self.promoted = {}
         """Ends of each topic when producers were accepted."""
 
@@ -81,7 +91,7 @@ class FakeAdmin:
         return {TopicPartition(topic, number): SimpleNamespace(offset=end) for number, end in enumerate(ends)}
 
     async def describe_config(self, topic):
-        return {"mirror": SimpleNamespace(value="" if topic in self.promoted else "west")}
+        return {"mirror": SimpleNamespace(value="" if topic in self.promoted or topic in self.taken else "west")}
 
     async def alter_config(self, topic, settings=None, unset=()):
         if unset:
@@ -371,6 +381,56 @@ def test_a_comparison_that_a_worker_has_begun_has_the_whole_time(clock, begins):
         asyncio.run(mirrors.fail_back("west", SETTINGS, ["orders"], timeout=300))
     assert clock.now == pytest.approx(300 if begins else 60, abs=0.5)
     assert not [key for key in mirrors._table.rows if key.startswith("question/")]
+
+
+def test_a_worker_that_dies_while_it_compares_is_not_waited_for(clock):
+    """Its note expires; another one has a minute to begin, such as its successor."""
+
+    async def waited(mirrors):
+        await answered(mirrors, "w1")
+        if clock.now > 100:
+            for columns in mirrors._table.rows.values():
+                columns.pop(answer_column("w1"), None)
+
+    mirrors = mirrors_of({"orders": [5]}, clock, waited)
+    with pytest.raises(TimedOutError, match=r"no worker of mirror west answers.*start one"):
+        asyncio.run(mirrors.fail_back("west", SETTINGS, ["orders"], timeout=600))
+    assert clock.now == pytest.approx(160, abs=0.5)
+
+
+def test_a_worker_notes_that_it_still_compares(clock, monkeypatch):
+    """Again and again with a short life, and never after its answer, which it would replace."""
+    monkeypatch.setattr(answers, "RENEW_SECONDS", 0.001)
+    notes, comparing = [], asyncio.Event()
+
+    async def compare(question, settings):
+        await comparing.wait()
+        return ends(orders=[5])
+
+    async def note(key, worker, text, lives):
+        notes.append((bool(text), lives))
+        if len(notes) == 3:
+            comparing.set()
+
+    monkeypatch.setattr(answers, "_answered", compare)
+    question = SourceQuestion("west", SETTINGS, ("orders",), is_compared=True)
+    asyncio.run(answers.answer(SimpleNamespace(note_answer=note), "question/west/1", "w1", question, {}))
+    assert notes == [(False, answers.WORKING_LIVES)] * 3 + [(True, answers.ANSWER_LIVES)]
+
+
+def test_a_new_topic_whose_name_is_taken_here_is_named(clock):
+    """At once: no copy of it will ever reach the source's end."""
+
+    async def waited(mirrors):
+        await answered(mirrors, "w0", ends(orders=[5], taken=[4]))
+
+    here = {"orders": [5]}
+    mirrors = mirrors_of(here, clock, waited)
+    mirrors.admin.taken.add("taken")
+    with pytest.raises(InvalidRequestError, match="topic taken of the source is not copied: another one has the name"):
+        asyncio.run(mirrors.promote("west", wait=True))
+    assert clock.now < 5
+    assert not mirrors.admin.promoted
 
 
 def test_failing_back_waits_ten_minutes_by_default(clock):
