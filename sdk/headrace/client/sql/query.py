@@ -3,8 +3,6 @@
 result = headrace.sql("select page, count(*) from clicks where ts > now() - interval 1 hour group by 1")
 """
 
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -14,6 +12,7 @@ from headrace.client.base.config import ReaderConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import ReaderSettings
 from headrace.client.consumer.reader_core import OffsetPoint
+from headrace.client.sql.temporary import QueryDirectory
 from headrace.wire.errors import InvalidRequestError
 
 
@@ -30,8 +29,8 @@ class SqlResult:
         # Of the result, from the first look at it, and batches of it that were only looked at.
         self._reader: Any = None
         self._ahead: deque[Any] = deque()
-        self._directory = tempfile.mkdtemp(prefix="headrace-sql-")
-        config = {"temp_directory": self._directory, **({"memory_limit": memory_limit} if memory_limit else {})}
+        self._directory = QueryDirectory()
+        config = {"temp_directory": self._directory.path, **({"memory_limit": memory_limit} if memory_limit else {})}
         try:
             self._connection = duckdb.connect(config=config)
             if not memory_limit:
@@ -64,7 +63,7 @@ class SqlResult:
             if parts.tables[topic] > 1:
                 # The stream can be read once. DuckDB keeps the rows in a file: it moves no temporary table to the disk
                 # before it is complete.
-                kept = f"{self._directory}/kept".replace("'", "''")
+                kept = f"{self._directory.path}/kept".replace("'", "''")
                 self._connection.execute(f"attach if not exists '{kept}' as headrace_kept")
                 self._connection.execute(f"create table headrace_kept.{name} as from {name}")
                 name = f"headrace_kept.{name}"
@@ -174,7 +173,7 @@ class SqlResult:
         if connection is not None:
             connection.close()
         self._sources = []
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.close()
 
     def __enter__(self) -> "SqlResult":
         return self
