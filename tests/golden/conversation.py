@@ -173,17 +173,22 @@ def is_volatile(path: str) -> bool:
 
 
 def record() -> Path:
-    """Play this release's requests to two clusters and write down what both answer."""
-    rows = rows_to_record()
+    """Play this release's requests to two clusters and write down what both answer.
+
+    Servers may not have heard of a topic yet: what was recorded before says whether that is the answer.
+    """
+    path, rows = recorded_file(RELEASE), rows_to_record()
+    before = json.loads(path.read_text()) if path.exists() else []
+    expected = {(row["method"], row["note"], row["request"]): row["answer"] for row in before}
+    awaited = [{**row, "answer": expected[key]} if (key := tuple(row.values())) in expected else row for row in rows]
     answers = []
     for _ in range(2):
         with LocalCluster(SPEC) as cluster:
-            answers.append(play(cluster, rows))
+            answers.append(play(cluster, awaited))
     for row, first, second in zip(rows, *answers, strict=True):
         assert (first["status"], first["errors"]) == (second["status"], second["errors"]), row
         kept = [path for path in first["fields"] if path in second["fields"] and not is_volatile(path)]
         row["answer"] = {**first, "fields": kept}
-    path = recorded_file(RELEASE)
     path.write_text(json.dumps(rows, indent=1) + "\n")
     return path
 
