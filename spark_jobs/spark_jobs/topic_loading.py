@@ -91,7 +91,8 @@ class _Loading:
         told = time.monotonic()
         while True:
             began = time.monotonic()
-            plan = self._log.plan(self._target.positions, accept_data_loss=self._wanted.accept_loss)
+            at, epochs = self._target.positions, self._target.epochs
+            plan = self._log.plan(at, epochs, accept_data_loss=self._wanted.accept_loss)
             self._summary.lost += sum(loss.earliest - loss.wanted for loss in plan.losses)
             self._reached = plan.starts
             while plan.records:
@@ -119,6 +120,7 @@ class _Loading:
     def _commit(self, starts: Mapping[int, int], ends: Mapping[int, int], records: int) -> tuple[int, int]:
         """Load a range of offsets and commit it; return the new rows and files."""
         staged = begin(self._wanted.staging if self._wanted.staging is not None else self._table.root)
+        epochs = self._log.epochs(ends)  # Before the records are read: later, they may be replaced.
         try:
             attempt = self._write(staged, starts, ends, records)
         except BaseException:
@@ -127,7 +129,7 @@ class _Loading:
         finally:
             if self._wanted.staging is not None:
                 staged.remove()
-        return self._target.commit(attempt, ends)
+        return self._target.commit(attempt, ends, epochs)
 
     def _write(self, staged: Attempt, starts: Mapping[int, int], ends: Mapping[int, int], records: int) -> AnyAttempt:
         """Write the files of a range of offsets; return the attempt that has them where the table is."""

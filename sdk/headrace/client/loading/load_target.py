@@ -35,16 +35,29 @@ class LoadTarget:
         """First offset that is not in the table, by partition of a topic."""
         return {int(partition): offset for partition, offset in self.state.positions.items()}
 
-    def commit(self, attempt: AnyAttempt, positions: Mapping[Any, int]) -> tuple[int, int]:
+    @property
+    def epochs(self) -> dict[int, int]:
+        """Leader epoch of the record before each position, as far as known."""
+        return {int(partition): epoch for partition, epoch in self.state.epochs.items()}
+
+    def commit(
+        self, attempt: AnyAttempt, positions: Mapping[Any, int], epochs: Mapping[int, int] | None = None
+    ) -> tuple[int, int]:
         """Commit files and positions together, then compact if there are many files; return the new rows and files.
+
+        `epochs` are those of the records before the positions, as far as known.
 
         Raises:
             LoadError: If the commit failed.
         """
         before = self.state
         named = {str(partition): offset for partition, offset in positions.items()}
+        kept = {name: epoch for name, epoch in before.epochs.items() if named.get(name) == before.positions[name]}
+        known = kept | {str(partition): epoch for partition, epoch in (epochs or {}).items()}
         try:
-            self.state = after = self._table.commit(attempt, self._source, named, self._partition_by, after=before)
+            self.state = after = self._table.commit(
+                attempt, self._source, named, self._partition_by, epochs=known, after=before
+            )
         except BaseException:
             # Whether it is committed is in the table: nothing else may decide what is removed.
             self._table.recover()

@@ -39,6 +39,8 @@ class TopicLoad:
         self.summary = LoadedTopic(topic, to, options.format)
         self.positions: dict[int, int] = {}
         """Offset of the next record to read, by partition."""
+        self._read_epochs: dict[int, tuple[int, int]] = {}
+        """End of the last batch that was read, and its leader epoch."""
         self._options = options
         self._attempt: AnyAttempt | None = None
         self._writer: RowWriter | None = None
@@ -62,7 +64,8 @@ class TopicLoad:
             LoadError: If records were removed before they were loaded, or the log ends before the table's position.
         """
         known = self._target.positions
-        plan = self.log.plan({**known, **self.positions}, accept_data_loss=self._options.accept_data_loss)
+        at = {**known, **self.positions}
+        plan = self.log.plan(at, self._epochs_at(at), accept_data_loss=self._options.accept_data_loss)
         self.summary.lost += sum(loss.earliest - loss.wanted for loss in plan.losses)
         self.positions = dict(plan.starts)
         return self.positions
@@ -101,6 +104,7 @@ class TopicLoad:
             )
         self._writer.write(self._rows(decoded))
         self.positions[decoded.source.partition] = decoded.end_offset
+        self._read_epochs[decoded.source.partition] = decoded.end_offset, decoded.leader_epoch
 
     def _rows(self, decoded: DecodedBatch) -> Any:
         if self._typed is None:
@@ -109,6 +113,13 @@ class TopicLoad:
 
     def _positions_before(self, decoded: DecodedBatch) -> dict[int, int]:
         return {**self.positions, decoded.source.partition: decoded.base_offset}
+
+    def _epochs_at(self, positions: Mapping[int, int]) -> dict[int, int]:
+        """Return the leader epochs of the records before `positions`, as far as known."""
+        before, known = self._target.positions, self._target.epochs
+        found = {number: epoch for number, epoch in known.items() if positions.get(number) == before[number]}
+        read = self._read_epochs.items()
+        return found | {number: epoch for number, (end, epoch) in read if positions.get(number) == end and epoch >= 0}
 
     # --- committing ---
 
@@ -131,7 +142,7 @@ class TopicLoad:
             self._writer.close()
         self.log.check_source()
         attempt, self._attempt, self._writer = self._attempt, None, None
-        rows, files = self._target.commit(attempt, positions)
+        rows, files = self._target.commit(attempt, positions, self._epochs_at(positions))
         return self.progress(rows, files, time.monotonic() - started)
 
     def abandon(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from headrace.client.admin.epoch_ends import record_epochs, truncation_points
 from headrace.client.loading.load_plan import Plan, TruncatedError, plan_load
 from headrace.client.loading.progress import PartitionProgress
 from headrace.client.loading.tables.errors import LoadError
@@ -15,6 +16,8 @@ from headrace.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
+    from headrace.client.admin.operations import AdminOperations
+    from headrace.client.base.operations import Operation
 
 
 class TopicLog:
@@ -50,12 +53,31 @@ class TopicLog:
         """Return the `earliest` or `latest` offset, or that of a time, by partition."""
         return {where.partition: found.offset for where, found in self._admin.list_offsets(self.topic, at).items()}
 
-    def plan(self, positions: Mapping[int, int], *, accept_data_loss: bool) -> Plan:
-        """Return the offsets to load after `positions`, those of a table.
+    def epochs(self, positions: Mapping[int, int]) -> dict[int, int]:
+        """Return the leader epochs of the records before `positions`, as far as known."""
+        return self._look_up(record_epochs, {number: at - 1 for number, at in positions.items() if at})
+
+    def _look_up(
+        self,
+        operation: Callable[[AdminOperations, str, str, Any, bytes], Operation[dict[int, int]]],
+        asked: Mapping[int, Any],
+    ) -> dict[int, int]:
+        run = operation(self._admin._operations, "load", self.topic, asked, bytes.fromhex(self.source.id))
+        return self._admin._run(run) if asked else {}
+
+    def plan(self, positions: Mapping[int, int], epochs: Mapping[int, int], *, accept_data_loss: bool) -> Plan:
+        """Return the offsets to load after `positions`, those of a table; `epochs` are those of the records before.
 
         Raises:
-            LoadError: If records were removed before they were loaded, or the log ends before the table's position.
+            LoadError: If records were removed before they were loaded, or the log has lost some that were.
         """
+        known = {number: (positions[number], epoch) for number, epoch in epochs.items()}
+        for number, point in self._look_up(truncation_points, known).items():
+            raise LoadError(
+                f"partition {number} of {self.topic} was truncated by an unclean election: of the records below offset "
+                f"{positions[number]}, which the table has, those from {point} on were lost or replaced. "
+                "Load into another table"
+            )
         latest = self.offsets("latest")
         try:
             plan = plan_load(positions, self.offsets("earliest"), latest)

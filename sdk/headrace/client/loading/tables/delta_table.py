@@ -3,6 +3,8 @@
 A job writes the Parquet files and this module commits them: one entry of Delta's log adds the files and sets one
 transaction identifier for each partition of the source, `headrace/<source id>/<partition>` -> the first offset that is
 not in the table. Readers of Delta see both or neither. Two jobs that set the same identifiers conflict, and one fails.
+`headrace/<source id>/<partition>/epoch` has the leader epoch of the record before it, with bits of the position: a
+commit of an earlier release leaves it as it was.
 
 The files have their final paths before the log refers to them, so that a killed job leaves only files that Delta
 readers ignore. The next job removes them by the id of the attempt. In an object store, deltalake puts an entry of the
@@ -25,12 +27,13 @@ from headrace.client.loading.tables.attempts import DataFile
 from headrace.client.loading.tables.compaction import small_groups
 from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
 from headrace.client.loading.tables.places import AnyAttempt, place_of
-from headrace.client.loading.tables.state import TARGET_BYTES, Source, TableState, conflict
+from headrace.client.loading.tables.state import NO_EPOCHS, TARGET_BYTES, Source, TableState, conflict
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as DeltaLog
 
 DESCRIPTION = "headrace: "
+EPOCH = "/epoch"
 KEPT_HOURS = 168
 """Time for which files that compaction has replaced are kept, for readers of older versions."""
 
@@ -66,10 +69,12 @@ class DeltaTable:
         actions = pyarrow.table(log.get_add_actions(flatten=True))
         rows = actions.column("num_records").to_pylist() if actions.num_rows else []
         source = _source_of(log)
+        positions = self._positions(log, source)
         return TableState(
             version=log.version() + 1,
             source=source,
-            positions=self._positions(log, source),
+            positions=positions,
+            epochs=_epochs_of(log, source, positions),
             rows=sum(count or 0 for count in rows),
             bytes=sum(actions.column("size_bytes").to_pylist()) if actions.num_rows else 0,
             files=actions.num_rows,
@@ -87,6 +92,7 @@ class DeltaTable:
         positions: Mapping[str, int],
         partition_by: Sequence[str],
         *,
+        epochs: Mapping[str, int] = NO_EPOCHS,
         after: TableState | None = None,
     ) -> TableState:
         """Commit an attempt's files and positions together.
@@ -105,11 +111,11 @@ class DeltaTable:
             raise LoadError("the first commit of a Delta table needs a row, for its columns; there is none yet")
         schema = self._schema(log, attempt, files, partition_by)
         attempt.publish(files)
+        versions = {_application(source, key): at for key, at in {**before.positions, **positions}.items()}
+        versions |= {_application(source, key) + EPOCH: _tagged(epochs[key], positions[key]) for key in epochs}
+        now_ms = int(time.time() * 1000)
         properties = self._deltalake.CommitProperties(
-            app_transactions=[
-                self._deltalake.Transaction(_application(source, key), position, int(time.time() * 1000))
-                for key, position in sorted({**before.positions, **positions}.items())
-            ]
+            app_transactions=[self._deltalake.Transaction(*each, now_ms) for each in sorted(versions.items())]
         )
         adds = [_add_action(file, self.place.modified_ms(file)) for file in files]
         try:
@@ -226,6 +232,23 @@ def storage_options() -> dict[str, str]:
         "max_retries": str(places.ATTEMPTS - 1),
         "retry_timeout": f"{places.ATTEMPTS * places.SILENT_SECONDS}s",
     }
+
+
+def _epochs_of(log: DeltaLog, source: Source | None, positions: Mapping[str, int]) -> dict[str, int]:
+    """Return the leader epochs that belong to the positions."""
+    found: dict[str, int] = {}
+    if source is None:
+        return found
+    for key, position in positions.items():
+        version = log.transaction_version(_application(source, key) + EPOCH)
+        if version is not None and version == _tagged(version & 0x7FFFFFFF, position):
+            found[key] = version & 0x7FFFFFFF
+    return found
+
+
+def _tagged(epoch: int, position: int) -> int:
+    """Return an epoch with the lowest bits of its position."""
+    return (position & 0x7FFFFFFF) << 31 | epoch
 
 
 def _application(source: Source, key: str) -> str:

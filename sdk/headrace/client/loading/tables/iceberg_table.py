@@ -4,6 +4,7 @@ A load writes Parquet files and this module adds them: the snapshot that has the
 
     headrace.source      ["topic", name, id in hexadecimal]
     headrace.positions   {"0": first offset of partition 0 that is not in the table, ...}
+    headrace.epochs      {"0": leader epoch of the record before it, ...}
 
 and so the position is that of the rows that a reader sees, also after a rollback to an older snapshot. A snapshot of
 another program, such as a compaction, has none; those of the one before it count. The catalog replaces the table's
@@ -27,10 +28,11 @@ from headrace.client.loading.tables.attempts import META
 from headrace.client.loading.tables.compaction import merge_files, small_groups
 from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
 from headrace.client.loading.tables.places import AnyAttempt, LocalPlace, ObjectPlace, TablePlace
-from headrace.client.loading.tables.state import Source, TableState, conflict
+from headrace.client.loading.tables.state import NO_EPOCHS, Source, TableState, conflict
 
 SOURCE = "headrace.source"
 POSITIONS = "headrace.positions"
+EPOCHS = "headrace.epochs"
 LOCAL_NAME = "headrace.records"
 """Name of the table in the catalog of its own directory."""
 HOUR = "event_hour"
@@ -152,6 +154,7 @@ class IcebergTable:
             version=table.metadata.last_sequence_number,
             source=_source_of(ours.summary[SOURCE]),
             positions=json.loads(ours.summary[POSITIONS]),
+            epochs=json.loads(ours.summary[EPOCHS] or "{}"),
             rows=int(snapshot.summary["total-records"] or 0),
             bytes=int(snapshot.summary["total-files-size"] or 0),
             files=int(snapshot.summary["total-data-files"] or 0),
@@ -171,6 +174,7 @@ class IcebergTable:
         positions: Mapping[str, int],
         partition_by: Sequence[str],
         *,
+        epochs: Mapping[str, int] = NO_EPOCHS,
         after: TableState | None = None,
     ) -> TableState:
         """Commit an attempt's files and positions together. Columns that are new are added to the table.
@@ -187,7 +191,7 @@ class IcebergTable:
         place = self.place
         columns = attempt.columns(files[0]) if files else None
         attempt.publish(files)
-        summary = {SOURCE: _source_text(source), POSITIONS: json.dumps({**before.positions, **positions})}
+        summary = _summary(source, {**before.positions, **positions}, epochs)
 
         def add(transaction: Any) -> None:
             if columns is not None and set(columns.names) - set(table.schema().column_names):
@@ -266,7 +270,7 @@ class IcebergTable:
         except BaseException:
             attempt.discard()
             raise
-        summary = {SOURCE: _source_text(state.source), POSITIONS: json.dumps(dict(state.positions))}
+        summary = _summary(state.source, state.positions, state.epochs)
 
         def replace(transaction: Any) -> None:
             with transaction.update_snapshot(snapshot_properties=summary).overwrite() as update:
@@ -324,6 +328,14 @@ def _ancestors(table: Any, snapshot: Any) -> Iterator[Any]:
         yield snapshot
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else table.metadata.snapshot_by_id(parent)
+
+
+def _summary(source: Source, positions: Mapping[str, int], epochs: Mapping[str, int]) -> dict[str, str]:
+    return {
+        SOURCE: _source_text(source),
+        POSITIONS: json.dumps(dict(positions)),
+        EPOCHS: json.dumps(dict(epochs)),
+    }
 
 
 def _source_text(source: Source) -> str:

@@ -39,7 +39,7 @@ from headrace.client.loading.tables.attempts import META, Attempt, DataFile, beg
 from headrace.client.loading.tables.compaction import merge_files, small_groups
 from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadError
 from headrace.client.loading.tables.places import AnyAttempt, LocalPlace
-from headrace.client.loading.tables.state import Source, TableState, conflict
+from headrace.client.loading.tables.state import NO_EPOCHS, Source, TableState, conflict
 
 MANIFEST_FORMAT = 1
 COMPACTED_FORMAT = 2
@@ -73,6 +73,7 @@ class ParquetTable:
             numbers[-1],
             Source(**last["source"]),
             last["positions"],
+            last.get("epochs", {}),
             **last["totals"],
             partition_by=tuple(last["partition_by"]),
         )
@@ -95,6 +96,7 @@ class ParquetTable:
         positions: Mapping[str, int],
         partition_by: Sequence[str],
         *,
+        epochs: Mapping[str, int] = NO_EPOCHS,
         after: TableState | None = None,
     ) -> TableState:
         """Commit an attempt's files and positions together.
@@ -119,13 +121,14 @@ class ParquetTable:
             "source": asdict(source),
             "partition_by": list(partition_by),
             "positions": {**before.positions, **positions},
+            "epochs": dict(epochs),
             "totals": totals,
             "files": [asdict(file) for file in files],
         }
         self._link(attempt, before.version + 1, manifest)
         attempt.publish(files)
         attempt.remove()
-        return TableState(before.version + 1, source, manifest["positions"], **totals, partition_by=tuple(partition_by))  # type: ignore[arg-type]
+        return self.state()
 
     def conflicts(self, columns: pyarrow.Schema) -> list[str]:
         """Compare columns with those of the last commit that has rows."""
@@ -177,6 +180,7 @@ class ParquetTable:
             "source": asdict(before.source),
             "partition_by": list(before.partition_by),
             "positions": dict(before.positions),
+            "epochs": dict(before.epochs),
             "totals": totals,
             "files": [asdict(file) for file in after],
             "replaces": replaced,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pyarrow
@@ -14,6 +15,7 @@ from headrace.client.loading.tables.errors import ConcurrentCommitError, LoadErr
 if TYPE_CHECKING:
     from headrace.client.loading.tables.places import AnyAttempt, TablePlace
 
+NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
 TARGET_BYTES = 128 << 20
 """Size of a file from which it is not made larger."""
 
@@ -41,6 +43,8 @@ class TableState:
     source: Source | None = None
     positions: Mapping[str, int] = field(default_factory=dict)
     """First offset that is not in the table, by partition."""
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """Leader epoch of the record before each position; omitted if unknown, as in commits of earlier releases."""
     rows: int = 0
     bytes: int = 0
     files: int = 0
@@ -112,6 +116,7 @@ class StoredTable(Protocol):
         positions: Mapping[str, int],
         partition_by: Sequence[str],
         *,
+        epochs: Mapping[str, int] = NO_EPOCHS,
         after: TableState | None = None,
     ) -> TableState:
         """Commit an attempt's files and positions together; return the table's new state.
@@ -121,6 +126,7 @@ class StoredTable(Protocol):
             source: of all rows of the table.
             positions: after the rows.
             partition_by: columns of the directories.
+            epochs: leader epochs of the records before the positions, as far as known.
             after: state at whose positions the rows begin; without a lock, those of the table may be others now.
 
         Raises:
