@@ -8,10 +8,12 @@ A malformed line also becomes a row, with the name of the first invalid field. T
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 _QUOTED = r'"(?P<{}>(?:[^"\\]|\\.)*)"'
 _FIELDS = (
@@ -30,7 +32,7 @@ _TIME = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _REQUEST = re.compile(r"([A-Z]+) (\S+)(?: (HTTP/[\d.]+))?", re.ASCII)
 
-READ_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 BATCH_ROWS = 10_000
 
 GOOD = "good"
@@ -131,12 +133,27 @@ def row_of(origin: str, position: int, line: bytes) -> tuple[Any, ...]:
     return (origin, position, GOOD, *parsed, None, None)
 
 
-def lines_of(path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+class ReplacedFileError(Exception):
+    """Another file has the name now, or the file was cut."""
+
+
+def identity_of(file: BinaryIO) -> str:
+    """Return the identity of a file, which it has by its first line; empty if there is none."""
+    file.seek(0)
+    first = file.readline(MAX_LINE_BYTES)
+    return hashlib.sha256(first).hexdigest()[:32] if first else ""
+
+
+def lines_of(path: str, start: int, end: int, identity: str) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that begin in a range of bytes, with their offsets and without line ends.
 
     `end` is the end of a line; `start` may be inside a line, which then belongs to the previous range.
+
+    Raises:
+        ReplacedFileError: If the file has not this identity or ends in the range, before or after its lines were read.
     """
     with open(path, "rb") as file:
+        _check_same(file, end, identity)
         position = start
         file.seek(max(0, start - 1))
         if start:
@@ -144,9 +161,17 @@ def lines_of(path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         while position < end:
             line = file.readline()
             if not line:
-                return
+                break
             yield position, line.rstrip(b"\r\n")
             position += len(line)
+        _check_same(file, end, identity)
+
+
+def _check_same(file: BinaryIO, end: int, identity: str) -> None:
+    if identity_of(file) != identity or file.seek(0, os.SEEK_END) < end:
+        raise ReplacedFileError(
+            f"{file.name} was rotated or cut while the job read it; run the job again, with the rotated file, too"
+        )
 
 
 def batches_of(rows: Iterable[tuple[Any, ...]], schema: Any) -> Iterator[Any]:

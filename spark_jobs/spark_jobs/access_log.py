@@ -88,7 +88,7 @@ def _parser() -> tuple[Callable[[Iterator[Any]], Iterator[Any]], Callable[[Itera
     def of_ranges(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for split in batch.to_pylist():
-                lines = lines_of(split["path"], split["start"], split["end"])
+                lines = lines_of(split["path"], split["start"], split["end"], split["identity"])
                 yield from batches_of((row_of(split["path"], position, line) for position, line in lines), schema)
 
     return of_values, of_ranges
@@ -122,7 +122,9 @@ def load_files(spark: SparkSession, paths: list[Path], root: Path, progress: Pro
         if parts:
             progress.step(f"loading {sum(part.end - part.start for part in parts):,} bytes of {len(parts)} files")
             splits = [split for part in parts for split in part.splits()]
-            ranges = spark.createDataFrame(splits, "path STRING, start BIGINT, end BIGINT").repartition(len(splits))
+            ranges = spark.createDataFrame(
+                splits, "path STRING, start BIGINT, end BIGINT, identity STRING"
+            ).repartition(len(splits))
             _, of_ranges = _parser()
             rows = ranges.mapInArrow(of_ranges, access_lines.COLUMNS)
             rows = rows.withColumn(HOUR, functions.date_format("at", "yyyy-MM-dd-HH"))

@@ -6,16 +6,16 @@ loaded again. A last line without a line end is still being written and is left 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from spark_jobs.access_lines import MAX_LINE_BYTES, identity_of
+
 SPLIT_BYTES = 32 << 20
 """Maximum bytes that one task reads."""
-MAX_LINE_BYTES = 1 << 20
 
 
 class LogFileError(Exception):
@@ -32,10 +32,10 @@ class NewPart:
     end: int
     """End offset, exclusive, after the last complete line."""
 
-    def splits(self) -> list[tuple[str, int, int]]:
-        """Return parts for tasks: path, start, end."""
+    def splits(self) -> list[tuple[str, int, int, str]]:
+        """Return parts for tasks: path, start, end, identity."""
         cuts = [*range(self.start, self.end, SPLIT_BYTES), self.end]
-        return [(str(self.path), start, end) for start, end in pairwise(cuts)]
+        return [(str(self.path), start, end, self.identity) for start, end in pairwise(cuts)]
 
 
 def new_parts(paths: Iterable[Path], positions: Mapping[str, int]) -> list[NewPart]:
@@ -68,8 +68,8 @@ def new_parts(paths: Iterable[Path], positions: Mapping[str, int]) -> list[NewPa
 def _describe(path: Path) -> tuple[str, int]:
     """Return a file's identity, empty while it has no complete line, and the end of its last complete line."""
     with path.open("rb") as file:
-        first = file.readline(MAX_LINE_BYTES)
-        if not first:
+        identity = identity_of(file)
+        if not identity:
             return "", 0
         size = file.seek(0, os.SEEK_END)
         end = size
@@ -78,6 +78,6 @@ def _describe(path: Path) -> tuple[str, int]:
             file.seek(begin)
             last = file.read(end - begin).rfind(b"\n")
             if last >= 0:
-                return hashlib.sha256(first).hexdigest()[:32], begin + last + 1
+                return identity, begin + last + 1
             end = begin
     return "", 0

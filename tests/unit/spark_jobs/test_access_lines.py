@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from spark_jobs.access_lines import AccessLine, AccessLineError, lines_of, parse_line, row_of
+from spark_jobs.access_lines import AccessLine, AccessLineError, ReplacedFileError, lines_of, parse_line, row_of
 from spark_jobs.log_files import LogFileError, new_parts
 
 from spark_jobs import log_files
@@ -88,7 +88,8 @@ def test_ranges_of_a_file_have_every_line_once(tmp_path_factory, lines, data):
     path = tmp_path_factory.mktemp("log") / "x.log"
     path.write_bytes(text)
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=4))})
-    found = [entry for start, end in pairwise(cuts) for entry in lines_of(str(path), start, end)]
+    identity = new_parts([path], {})[0].identity if text else ""
+    found = [entry for start, end in pairwise(cuts) for entry in lines_of(str(path), start, end, identity)]
     assert [line for _, line in found] == lines
     assert all(text[at : at + len(line) + 1] == line + b"\n" for at, line in found)
 
@@ -133,4 +134,21 @@ def test_a_large_file_is_divided_over_tasks(tmp_path, monkeypatch):
     path = tmp_path / "a.log"
     path.write_bytes(b"line\n" * 5)
     (part,) = new_parts([path], {})
-    assert part.splits() == [(str(path), 0, 10), (str(path), 10, 20), (str(path), 20, 25)]
+    assert [split[:3] for split in part.splits()] == [(str(path), 0, 10), (str(path), 10, 20), (str(path), 20, 25)]
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+@pytest.mark.parametrize("new", [b"other\nlines\nmore\n", b"first\n"])
+def test_a_file_that_is_replaced_while_the_job_reads_it_ends_the_job(tmp_path, moment, new):
+    """Renamed and created again before a task opens it, or cut in place; its lines would count as loaded."""
+    path = tmp_path / "access.log"
+    path.write_bytes(b"first\nsecond\n")
+    (part,) = new_parts([path], {})
+    lines = lines_of(*part.splits()[0])
+    if moment == "before":
+        path.rename(tmp_path / "access.log.1")
+    else:
+        assert next(lines) == (0, b"first")
+    path.write_bytes(new)
+    with pytest.raises(ReplacedFileError, match="run the job again"):
+        list(lines)
