@@ -63,7 +63,8 @@ def plan_load(positions: Mapping[int, int], earliest: Mapping[int, int], latest:
     """Compare a table with its topic, and return the offsets to load.
 
     Args:
-        positions: first offset that is not in the table, by partition; absent for new partitions.
+        positions: first offset that is not in the table, by partition; a partition that others do not have is new, and
+            the table has none of its records.
         earliest: log start by partition.
         latest: log end by partition, exclusive.
 
@@ -77,10 +78,11 @@ def plan_load(positions: Mapping[int, int], earliest: Mapping[int, int], latest:
             f"the table ends at offset {at} of partition {partition}, and the log at {latest.get(partition, 0)}: "
             "the log has lost records since they were loaded; load into another directory"
         )
-    starts = {partition: max(positions.get(partition, first), first) for partition, first in sorted(earliest.items())}
+    wanted = {partition: positions.get(partition, 0 if positions else first) for partition, first in earliest.items()}
+    starts = {partition: max(at, earliest[partition]) for partition, at in sorted(wanted.items())}
     losses = tuple(
         MissingOffsets(partition, at, earliest[partition])
-        for partition, at in sorted(positions.items())
+        for partition, at in sorted(wanted.items())
         if at < earliest[partition]
     )
     return Plan(starts, {partition: latest[partition] for partition in starts}, losses)

@@ -17,9 +17,12 @@ def test_a_new_table_begins_where_the_log_does():
     assert plan.records == 25
 
 
-def test_a_partition_that_is_new_is_loaded_from_its_start():
-    """The others are loaded."""
-    assert dict(plan_load({0: 7}, {0: 0, 1: 2}, {0: 9, 1: 5}).starts) == {0: 7, 1: 2}
+def test_a_partition_that_is_new_is_loaded_from_its_first_record():
+    """What retention has removed of it was never loaded."""
+    assert plan_load({0: 7}, {0: 0, 1: 0}, {0: 9, 1: 5}).losses == ()
+    plan = plan_load({0: 7}, {0: 0, 1: 2}, {0: 9, 1: 5})
+    assert plan.losses == (MissingOffsets(1, 0, 2),)
+    assert dict(plan.starts) == {0: 7, 1: 2}
 
 
 def test_what_retention_removed_is_named():
