@@ -246,6 +246,23 @@ def test_of_two_delta_jobs_past_the_lock_one_commits(tmp_path, monkeypatch):
     assert visible(table) == list(range(6))
 
 
+def test_of_two_delta_jobs_one_commits_if_it_has_a_new_column(tmp_path, monkeypatch):
+    """The column is a commit of its own, after which the log is that of the other job."""
+    table = DeltaTable(tmp_path / "table")
+    add(table, 0, 3)
+    log = table._log()
+    add(table, 3, 3)
+    attempt = attempt_with(table, 3, 3)
+    for path in attempt.data.rglob("*.parquet"):
+        with_column = pyarrow.parquet.ParquetFile(path).read().append_column("new", pyarrow.array([1]))
+        pyarrow.parquet.write_table(with_column, path)
+    monkeypatch.setattr(table, "_log", lambda: log)
+    with pytest.raises(ConcurrentCommitError):
+        table.commit(attempt, CLICKS, {"0": 6, "1": 0}, ["event_hour"])
+    monkeypatch.undo()
+    assert committed(table) == (6, list(range(6)))
+
+
 def test_a_second_job_is_refused_while_a_first_one_writes(tmp_path):
     """At once, and not after its work."""
     with table_lock(tmp_path), pytest.raises(TableBusyError, match="another job writes"):

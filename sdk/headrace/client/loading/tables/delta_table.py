@@ -110,6 +110,8 @@ class DeltaTable:
         if not files and not before.version:
             raise LoadError("the first commit of a Delta table needs a row, for its columns; there is none yet")
         schema = self._schema(log, attempt, files, partition_by)
+        if log is not None and log.version() + 1 != before.version:  # A column was added, maybe after another commit.
+            self._state_of(log).check_continues(before)
         attempt.publish(files)
         versions = {_application(source, key): at for key, at in {**before.positions, **positions}.items()}
         versions |= {_application(source, key) + EPOCH: _tagged(epochs[key], positions[key]) for key in epochs}
