@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +30,11 @@ def explained(to: str) -> Iterator[None]:
             raise LoadError(
                 f"no space is left at {to}: nothing of this commit is in the table; free some and run the load again, "
                 "which continues"
+            ) from error
+        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+            raise LoadError(
+                f"{to}: a value of a column of --partition-by is too long for the name of a directory "
+                f"({error!s:.300}); nothing was committed. Partition by another column, into another table"
             ) from error
         if type(error).__module__.partition(".")[0] in {
             "deltalake",

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
     from headrace.client.loading.load import LoadOptions
 
+COLUMNS_SECONDS = 30.0
+"""Maximum wait for a coordinator that does not have the columns of records yet."""
+LOOK_AGAIN_SECONDS = 0.1
+
 
 class TopicLoad:
     """Load of one topic. One thread; `stack` has the table's lock until it is closed."""
@@ -92,8 +96,7 @@ class TopicLoad:
             return
         typed = decoded.columns.typed  # Has the columns of the producer, which may be newer than the reader's.
         if typed is not None and _newest_id(typed.columns) > self._newest_id:
-            self._columns_text = self.log.columns()
-            self._set_columns()
+            self._renew_columns(_newest_id(typed.columns))
             if self._writer is not None:
                 self._commit(self._positions_before(decoded))
             self._check_columns()
@@ -179,6 +182,25 @@ class TopicLoad:
         self._directories = Directories(
             self._options.partition_by, self._columns, has_empty_text=self._table.keeps_columns
         )
+
+    def _renew_columns(self, wanted: int) -> None:
+        """Look up the columns until they have the id `wanted`, which a producer has: a coordinator may be late.
+
+        Raises:
+            LoadError: If they do not have it after half a minute.
+        """
+        deadline = time.monotonic() + COLUMNS_SECONDS
+        while True:
+            self._columns_text = self.log.columns()
+            self._set_columns()
+            if self._newest_id >= wanted:
+                return
+            if time.monotonic() >= deadline:
+                raise LoadError(
+                    f"records of {self.topic} have a column that coordinators do not have; run the load again, which "
+                    "continues"
+                )
+            time.sleep(LOOK_AGAIN_SECONDS)
 
     def _check_columns(self) -> None:
         """Check that the columns have the types that they have in the table; further ones may be new.

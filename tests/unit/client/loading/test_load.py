@@ -18,6 +18,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.loading import load as load_module
 from headrace.client.loading import load_target
 from headrace.client.loading.formats import LoadFormat, open_table
+from headrace.client.loading.tables.compaction import GROUP_FILES
 from headrace.client.loading.tables.iceberg_table import IcebergTable
 from headrace.client.loading.tables.state import Source
 from headrace.client.loading.topic_log import TopicLog
@@ -211,6 +212,47 @@ def test_columns_that_are_added_while_a_load_follows(log, loaded, tmp_path):
         thread.join(DEADLINE_SECONDS)
     rows = [(row["page"], row["country"]) for row in read(tmp_path, "parquet").to_pylist()]
     assert sorted(rows) == [("/a", None), ("/c", "DE")]
+
+
+@pytest.mark.parametrize("is_known_in_time", [True, False])
+def test_columns_that_a_coordinator_does_not_know_yet_are_waited_for(
+    log, loaded, tmp_path, monkeypatch, is_known_in_time
+):
+    """The broker and the producer have them."""
+    log.admin.alter_config("visits", {"columns": f"{VISITS}, country string"})
+    visit(log, [{"page": "/c", "user": 3, "country": "DE"}])
+    columns, old = TopicLog.columns, iter([VISITS] * 2)
+    default = columns if is_known_in_time else lambda _: VISITS
+    monkeypatch.setattr(TopicLog, "columns", lambda self: next(old, None) or default(self))
+    if not is_known_in_time:
+        monkeypatch.setattr("headrace.client.loading.topic_load.COLUMNS_SECONDS", 0.0)
+        with pytest.raises(headrace.LoadError, match="run the load again"):
+            loaded("visits")
+        return
+    loaded("visits")
+    assert read(tmp_path, "parquet")["country"].to_pylist() == ["DE"]
+
+
+def test_snapshots_of_iceberg_expire_by_the_clock_of_the_world(log, loaded, tmp_path, monkeypatch):
+    """And not by that of a time zone: those of the last hour are kept."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        for number in range(GROUP_FILES):
+            send(log, 3 * number, 1)
+            (summary,) = loaded(format="iceberg")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert summary.compacted == GROUP_FILES
+    assert len(IcebergTable(tmp_path / "table")._table().snapshots()) > GROUP_FILES
+
+
+def test_a_value_that_is_too_long_for_a_directory_is_named(log, loaded):
+    """The next load would fail in the same way."""
+    visit(log, [{"page": "/" + "x" * 300, "user": 1}])
+    with pytest.raises(headrace.LoadError, match="another column, into another table"):
+        loaded("visits", partition_by=["page"])
 
 
 def test_large_backlogs_are_several_commits(log, loaded, tmp_path):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -283,7 +283,7 @@ class IcebergTable:
 
         self._commit(table, replace)
         attempt.remove()
-        table.maintenance.expire_snapshots().older_than(datetime.now() - KEPT_SNAPSHOTS).commit()
+        table.maintenance.expire_snapshots().older_than(datetime.now(UTC) - KEPT_SNAPSHOTS).commit()
         return sum(map(len, groups))
 
     def _commit(self, table: Any, change: Callable[[Any], None]) -> None:
