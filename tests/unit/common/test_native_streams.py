@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +15,7 @@ from headrace_server.handshakes import own_handshake
 from headrace_server.native import framed_connection, server
 from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.server import NativeServer
-from headrace_server.native.streams import ServedStream, _OpenedStream, open_stream
+from headrace_server.native.streams import WAKING_BYTES, ServedStream, _OpenedStream, open_stream
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.native_metrics import native_metrics
@@ -120,6 +121,73 @@ async def test_messages_go_both_ways_with_their_attachments():
         assert await read(served) is None
         with pytest.raises(ConnectionError):
             await served.write(OutgoingMessage(b"late"))
+
+
+def noting(stream):
+    """The least numbers of bytes for which a stream wakes, in turn, as it sets them."""
+    noted, setting = asyncio.Queue(), stream._set_waking_bytes
+
+    def set_and_note(least):
+        setting(least)
+        noted.put_nowait(stream._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT))
+
+    stream._set_waking_bytes = set_and_note
+    return noted
+
+
+async def until(noted, least, most):
+    """Wait until a number in this range is set."""
+    async with asyncio.timeout(SECONDS):
+        while not least <= await noted.get() <= most:
+            pass
+
+
+async def test_a_large_message_wakes_for_large_parts_and_for_its_end():
+    """Each wake-up costs a follower about 40 us, and packets arrive by 64 KiB."""
+    async with leading() as leader:
+        follower, served = await leader.connected()
+        await served.write(OutgoingMessage(b"first"))
+        assert (await read(follower)).message == b"first"
+        noted, body = noting(follower), b"x" * (WAKING_BYTES + 1_000)
+        head = frame_head(Kind.MESSAGE, b"batches", method=METHOD, correlation=2, attached=len(body))
+        served._transport.write(head + body[:10])
+        await until(noted, WAKING_BYTES, WAKING_BYTES)
+        served._transport.write(body[10:-10])
+        await until(noted, 10, WAKING_BYTES - 1)
+        served._transport.write(body[-10:] + frame_head(Kind.MESSAGE, b"small", method=METHOD, correlation=3))
+        received = await read(follower)
+        assert (received.message, bytes(received.attachments)) == (b"batches", body)
+        assert (await read(follower)).message == b"small"
+        await until(noted, 1, 1)
+        follower.abort()
+
+
+async def test_a_stream_that_ends_within_a_large_message_wakes():
+    async with leading() as leader:
+        follower, served = await leader.connected()
+        noted = noting(follower)
+        served._transport.write(frame_head(Kind.MESSAGE, b"", method=METHOD, correlation=1, attached=1 << 22) + b"x")
+        await until(noted, WAKING_BYTES, WAKING_BYTES)
+        served.abort()
+        assert await read(follower) is None
+
+
+async def test_a_stream_with_tls_wakes_for_every_byte():
+    """The socket may hold fewer bytes than the message lacks: the rest is in the buffers of TLS."""
+    follower = _OpenedStream(METHOD, "broker-2")
+    transport = Mock(spec=asyncio.Transport)
+    carrier = Mock(spec=socket.socket)
+    transport.get_extra_info.side_effect = {"ssl_object": object(), "socket": carrier}.get
+    transport.is_closing.return_value = False
+    follower.connection_made(transport)
+    welcome = native_pb2.Welcome(answered_by="broker-1", handshake=own_handshake()).SerializeToString()
+    data = frame_head(Kind.WELCOME, welcome)
+    data += frame_head(Kind.MESSAGE, b"", method=METHOD, correlation=1, attached=WAKING_BYTES)
+    follower.get_buffer(-1)[: len(data)] = data
+    follower.buffer_updated(len(data))
+    assert follower._reader.missing == WAKING_BYTES
+    carrier.setsockopt.assert_not_called()
+    follower.connection_lost(None)
 
 
 @pytest.mark.parametrize("is_valid", [True, False])
