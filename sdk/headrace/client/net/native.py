@@ -277,9 +277,7 @@ class NativeConnections(NativeCaller):
         if context is None:
             return PlainSocket(connection)
         try:
-            return TlsSocket(
-                context.wrap_socket(connection, server_hostname=self._security.server_name or host.strip("[]"))
-            )
+            return TlsSocket(connection, context, self._security.server_name or host.strip("[]"), CONNECT_S)
         except BaseException:
             connection.close()
             raise
