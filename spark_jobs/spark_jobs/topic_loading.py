@@ -120,8 +120,8 @@ class _Loading:
     def _commit(self, starts: Mapping[int, int], ends: Mapping[int, int], records: int) -> tuple[int, int]:
         """Load a range of offsets and commit it; return the new rows and files."""
         staged = begin(self._wanted.staging if self._wanted.staging is not None else self._table.root)
-        epochs = self._log.epochs(ends)  # Before the records are read: later, they may be replaced.
         try:
+            epochs = self._log.epochs(ends)  # Before the records are read: later, they may be replaced.
             attempt = self._write(staged, starts, ends, records)
         except BaseException:
             self._table.recover()

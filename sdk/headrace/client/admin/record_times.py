@@ -11,7 +11,7 @@ from headrace.client.base.operations import Operation
 from headrace.v1 import broker_pb2, topics_pb2
 from headrace.wire.batch import check_batch, iter_batches
 from headrace.wire.columns import decode_batch
-from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
+from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, OffsetOutOfRangeError, UnsupportedCodecError
 
 ANSWER_BYTES = 8 << 20
 """Maximum bytes of one response; partitions that do not fit are requested again."""
@@ -57,20 +57,24 @@ def batches_at(
     Arguments as in `record_times`; `topic_id` is that of the incarnation of the topic, empty means any.
     """
     found: dict[int, bytes] = {}
-    waiting = dict(offsets)
+    numbers = list(offsets)
+    waiting = [numbers[at : at + ROUND_PARTITIONS] for at in range(0, len(numbers), ROUND_PARTITIONS)]
     while waiting:
-        some = dict(list(waiting.items())[:ROUND_PARTITIONS])
+        some = waiting.pop()
 
-        def build_request(parts: list[tuple[int, int]], topic_id: bytes, some: dict[int, int] = some) -> object:
-            return _request(client_id, topic_id, [(partition, epoch, some[partition]) for partition, epoch in parts])
+        def build_request(parts: list[tuple[int, int]], topic_id: bytes) -> object:
+            return _request(client_id, topic_id, [(partition, epoch, offsets[partition]) for partition, epoch in parts])
 
-        _, results = yield from admin.brokers.at_leaders("Fetch", topic, list(some), build_request, timeout, topic_id)
-        answered = [result for result in results if result.batches]
-        found.update({result.partition: result.batches for result in answered})
-        if not answered:  # All of them were deleted in the meantime.
-            return found
-        for result in answered:
-            del waiting[result.partition]
+        try:
+            _, results = yield from admin.brokers.at_leaders("Fetch", topic, some, build_request, timeout, topic_id)
+        except OffsetOutOfRangeError:  # The record of one of them was deleted.
+            if len(some) > 1:
+                waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
+            continue
+        answered = {result.partition: result.batches for result in results if result.batches}
+        found.update(answered)
+        if answered and len(answered) < len(some):  # The answer had no room for all of them.
+            waiting.append([partition for partition in some if partition not in answered])
     return found
 
 

@@ -2,6 +2,7 @@
 
 import headrace
 import pytest
+from headrace.client.admin.record_times import ROUND_PARTITIONS
 from headrace.client.loading.formats import LoadFormat, open_table
 from headrace.client.loading.tables.state import Source
 from headrace.client.loading.topic_log import TopicLog
@@ -64,3 +65,16 @@ def test_a_table_of_an_earlier_release_continues_and_gets_epochs(fake, tmp_path,
     assert dict(table.state().epochs) == {}
     headrace.load("t", to=tmp_path / "table", **options)
     assert dict(table.state().epochs) == {"0": 1}
+
+
+def test_partitions_whose_last_record_was_deleted_have_no_epoch(fake):
+    """Others have theirs, also of more partitions than a request names: retention may empty any of them."""
+    fake.create_topic("many", partitions=ROUND_PARTITIONS + 2)
+    numbers = range(ROUND_PARTITIONS + 2)
+    for number in numbers:
+        fake.append("many", encode_batch([b"a", b"b"], base_timestamp_ms=5), number)
+    for number in (1, *numbers[2::2]):
+        fake.topics["many"].partitions[number].start = 2
+    with headrace.Admin(bootstrap_servers=fake.address) as admin:
+        found = TopicLog(admin, "many").epochs(dict.fromkeys(numbers, 2))
+    assert found == dict.fromkeys((0, *numbers[3::2]), 0)
