@@ -116,9 +116,11 @@ class NativeClientConnection:
             return
         try:
             self._unsent += connection.send(parts, wait=threading.current_thread() is not self._thread)
-        except OSError:
+        except BaseException as error:  # After Ctrl-C it is unknown which bytes were sent.
             self.is_usable = False
             shut(connection)
+            if not isinstance(error, OSError):
+                raise
 
     # --- thread of the connection ---
 
@@ -142,7 +144,8 @@ class NativeClientConnection:
 
     def _greet(self, connection: NativeSocket) -> None:
         """Wait for the server's greeting, then send the requests queued in the meantime."""
-        connection.send([self._calls.greeting()], wait=True)
+        if connection.send([self._calls.greeting()], wait=True):
+            raise TimeoutError("it accepts no bytes")
         deadline = time.monotonic() + CONNECT_S
         while not self._calls.is_welcome:
             if time.monotonic() > deadline or self._closing is not None:

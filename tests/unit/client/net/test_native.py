@@ -17,6 +17,7 @@ from headrace.client.net import native_ports
 from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_async import AsyncNativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, NativeRequest, native_request
+from headrace.client.net.native_sockets import PlainSocket
 from headrace.client.net.security import ChannelSecurity
 from headrace.v1 import broker_pb2, cluster_pb2, native_pb2
 from headrace.wire.errors import (
@@ -520,6 +521,29 @@ def test_a_new_address_is_used_at_once(make_client, make_port):
     response.brokers.add(broker_id=1, address=BROKER, native_address=new.address)
     client.connections.ports.learn(response)
     assert batches(client.fetch()) == [[b"batches"]]
+
+
+def test_after_ctrl_c_within_a_request_another_connection_is_used(make_port, monkeypatch):
+    """How much of the request was sent is unknown: what followed it would be taken for its rest."""
+    port = make_port()
+    client = Blocking(ConsumerConfig())
+    with contextlib.closing(client):
+        response = cluster_pb2.GetMetadataResponse()
+        response.brokers.add(broker_id=1, address=BROKER, native_address=port.address)
+        client.connections.ports.learn(response)
+        assert batches(client.fetch()) == [[b"batches"]]
+        send = PlainSocket.send
+
+        def interrupt(connection, parts, **options):
+            send(connection, [bytes(parts[0])[:-1]], **options)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PlainSocket, "send", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.fetch()
+        assert batches(client.fetch()) == [[b"batches"]]
+        assert len(port.connections) == 2
 
 
 def test_a_broker_that_takes_nothing_does_not_block_its_callers(make_client, make_port):
