@@ -1,5 +1,7 @@
 """Temporary directories of queries whose process was killed."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -35,7 +37,7 @@ def test_the_directory_of_a_killed_query_is_removed_by_the_next_one(tmp_path):
         assert (path / "kept").exists()
         process.send_signal(signal.SIGKILL)
         process.wait()
-    unlocked = tmp_path / "headrace-sql-new"
+    unlocked = path.with_name(path.name + "new")
     unlocked.mkdir()
     left = tmp_path / "headrace-other"
     left.mkdir()
@@ -45,3 +47,19 @@ def test_the_directory_of_a_killed_query_is_removed_by_the_next_one(tmp_path):
     own.close()
     own.close()
     assert not Path(own.path).exists()
+
+
+def test_a_file_system_without_locks_has_queries_and_keeps_what_was_left(tmp_path, monkeypatch):
+    """Nobody can say there whether a directory is in use."""
+
+    def refuse(_file, _operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    left = QueryDirectory()
+    os.utime(left.path, (0, 0))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    own = QueryDirectory()
+    assert sorted(tmp_path.iterdir()) == sorted([Path(own.path), Path(left.path)])
+    own.close()
+    left.close()
+    assert list(tmp_path.iterdir()) == []

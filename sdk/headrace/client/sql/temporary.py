@@ -1,13 +1,16 @@
 """Temporary directory of a query. Those of processes that were killed are removed when the next one is made."""
 
+import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 import time
 from pathlib import Path
 
-_PREFIX = "headrace-sql-"
+_PREFIX = f"headrace-sql-{socket.gethostname()}-"
+"""With the machine: on a file system of several, locks may be of each machine."""
 _NEW_SECONDS = 60.0
 """Age below which a directory may not be locked yet by the process that made it."""
 
@@ -19,7 +22,8 @@ class QueryDirectory:
         _remove_left()
         self.path = tempfile.mkdtemp(prefix=_PREFIX)
         self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # Not every file system has locks; others then cannot lock it either.
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def close(self) -> None:
         """Remove it. Idempotent."""
@@ -41,7 +45,7 @@ def _remove_left() -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:
-            pass  # Its query runs.
+        except OSError:
+            pass  # Its query runs, or the file system has no locks.
         finally:
             os.close(lock)
