@@ -160,7 +160,8 @@ class CoordinatorSettings(ServiceSettings):
         Field(
             ge=1,
             le=1_000_000,
-            description="Maximum groups in the cluster, including readers that report their positions.",
+            description="Maximum groups in the cluster, including readers that report their positions. Above three "
+            "quarters a user adds none once its share is used; the same holds for the next two settings.",
         ),
     ] = 10_000
     max_group_members: Annotated[
