@@ -91,8 +91,8 @@ class BoundsWriter:
         self._is_placed = True
 
     def begin(self, topic_id: bytes, partition: int, bounds: SharedBounds) -> None:
-        """Add a slot. Raises StorageFullError, StorageOfflineError."""
-        number = len(self._slots)
+        """Add a slot, or continue that of a log that was here before. Raises StorageFullError, StorageOfflineError."""
+        number = self._slots.get((topic_id, partition), len(self._slots))
         if (number + 1) * _SLOT_BYTES + _HEADER_BYTES > len(self._map):
             old, self._map = self._map, self._make(number + _SPARE_SLOTS)
             self._map[: len(old)] = old[:]

@@ -11,6 +11,7 @@ from headrace.embedded.fetches import DirectoryFetches
 from headrace.embedded.followed import FollowedDirectory, ReadOnlyFileSystem
 from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.shared_bounds import BoundsReader, BoundsWriter, SharedBounds
+from headrace.log.errors import StorageFullError
 from headrace.v1 import broker_pb2, topics_pb2
 
 WAIT = 30
@@ -62,6 +63,36 @@ def test_a_reader_that_fails_to_look_at_a_new_file_keeps_the_old_one(tmp_path, m
     assert reader.read(B, 0) == bounds_to(5)
     reader.refresh()
     assert reader.read(B, 0) == bounds_to(6)
+
+
+def test_a_log_that_begins_again_keeps_its_slot(tmp_path):
+    """A topic whose growth failed has it tried again, and a copy that was deleted is fetched again, with its id."""
+    writer = write_bounds(str(tmp_path), (A, 1), (B, 5), (B, 6), (C, 90))
+    writer.write(B, 0, bounds_to(7))
+    reader = BoundsReader(str(tmp_path))
+    assert [reader.read(each, 0) for each in (A, B, C)] == [bounds_to(1), bounds_to(7), bounds_to(90)]
+    writer.close()
+
+
+def test_a_reader_sees_a_partition_whose_creation_failed_at_first(tmp_path, monkeypatch):
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks", partitions=1)
+        with monkeypatch.context() as patch, pytest.raises(StorageFullError):
+            patch.setattr(log._server.directory.topics, "put", raise_full)
+            log.admin.create_partitions("clicks", 2)
+        log.admin.create_partitions("clicks", 2)
+        log.admin.create_topic("views", partitions=1)
+        followed = FollowedDirectory(log.path)
+        for topic, partition, end_offset in (("clicks", 1, 1), ("views", 0, 1), ("clicks", 1, 2)):
+            with log.producer() as producer:
+                producer.send(topic, b"1", partition=partition).result(WAIT)
+            found = followed.readable(followed.topic(topics_pb2.TopicRef(name=topic)), partition)
+            assert found.visible_end == end_offset
+        followed.close()
+
+
+def raise_full(*_: object) -> None:
+    raise StorageFullError("the disk is full")
 
 
 def test_a_refused_change_hides_no_topic(tmp_path):
