@@ -15,6 +15,7 @@ import os
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from headrace.log.errors import storage_error
@@ -71,10 +72,13 @@ class BoundsWriter:
     def _make(self, slots: int) -> mmap.mmap:
         """Make a file of this number of slots; `_place` puts it into its place, which readers of the other notice.
 
-        All of it is written: a page that the disk has no room for would end the process.
+        All of it is written: a page that the disk has no room for would end the process. A file that is not in its
+        place yet stays mapped.
         """
         try:
-            descriptor = os.open(f"{self._path}.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self._path}.tmp")
+            descriptor = os.open(f"{self._path}.tmp", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             with open(descriptor, "wb", buffering=0) as file:
                 data = memoryview(bytes(_HEADER_BYTES + slots * _SLOT_BYTES))
                 while data:

@@ -95,6 +95,22 @@ def raise_full(*_: object) -> None:
     raise StorageFullError("the disk is full")
 
 
+@pytest.mark.parametrize("partitions", [64, 65, 150])
+def test_a_directory_of_many_partitions_is_read_after_it_was_opened_again(tmp_path, partitions):
+    """While it is opened, the file of bounds grows before readers see it."""
+    path = tmp_path / "events"
+    with headrace.open(path) as log, log.producer() as producer:
+        log.admin.create_topic("clicks", partitions=partitions)
+        for number in (0, partitions - 1):
+            producer.send("clicks", b"1", partition=number).result(WAIT)
+    with headrace.open(path) as log:
+        followed = FollowedDirectory(log.path)
+        topic = followed.topic(topics_pb2.TopicRef(name="clicks"))
+        ends = [followed.readable(topic, number).visible_end for number in range(partitions)]
+        assert ends == [1, *[0] * (partitions - 2), 1]
+        followed.close()
+
+
 def test_a_refused_change_hides_no_topic(tmp_path):
     """The error names the process that writes; what it has created is seen by the next call."""
     with headrace.open(tmp_path / "events") as log:
