@@ -85,14 +85,8 @@ class FollowedLog:
             or bounds.end_offset < before.end_offset
             or bounds.deletions_end != before.deletions_end
         )
-        if is_rolled or is_cut or state is None:
+        if is_rolled or is_cut or state is None or not _extend(state, bounds):
             self._read_directory(bounds)
-        else:
-            segments = state.segments
-            with state.disk(), segments.lock:
-                segments.extend(segments.active, bounds.end_position, state.settings.index_interval_bytes)
-                state.end = state.flushed = _mark(bounds)
-                state.log_start_offset = bounds.log_start_offset
         self._bounds = bounds
 
     def read_again(self) -> _FollowedReader:
@@ -115,7 +109,7 @@ class FollowedLog:
             replaced = replaced_segments(present)
             for name in present:
                 if name not in replaced and name.base_offset <= bounds.end_segment:
-                    is_last = name.base_offset == bounds.end_segment
+                    is_last = name == SegmentName(bounds.end_segment)  # Compaction may have replaced it.
                     segments.add(name, bounds.end_position if is_last else self._size_of(name))
             content = read_sealed(filesystem, f"{self.directory}/{EPOCHS_FILE}")
         except FileNotFoundError as error:
@@ -126,9 +120,12 @@ class FollowedLog:
         if not segments.items:
             raise CorruptLogError("there is no segment", file=self.directory, offset=bounds.end_offset, position=0)
         epochs = EpochHistory([]) if content is None else decode_epochs(content)
+        active = segments.active
+        end = max(bounds.end_offset, active.name.end_offset)  # What was compacted is visible.
+        mark = Mark(end, active.base_offset, active.size_bytes, 0, bounds.leader_epoch)
         recovered = Recovered(
-            bounds.log_start_offset, bounds.end_offset, _mark(bounds), epochs or EpochHistory([]), False,
-            RecoveryReport(0, 0, "", False), bounds.end_segment, None,
+            bounds.log_start_offset, end, mark, epochs or EpochHistory([]), False,
+            RecoveryReport(0, 0, "", False), active.base_offset, None,
         )  # fmt: skip
         self._state = LogState(environment, segments, log_settings(self._topic.config), recovered)
         self.reader = _FollowedReader(self._state, self)
@@ -188,5 +185,18 @@ class _Nobody:
         return False
 
 
-def _mark(bounds: SharedBounds) -> Mark:
-    return Mark(bounds.end_offset, bounds.end_segment, bounds.end_position, 0, bounds.leader_epoch)
+def _extend(state: LogState, bounds: SharedBounds) -> bool:
+    """Adopt what was appended to the last file; return `False` if it is another one by now."""
+    segments = state.segments
+    if segments.active.is_compacted:
+        return False
+    with state.disk(), segments.lock:
+        try:
+            segments.extend(segments.active, bounds.end_position, state.settings.index_interval_bytes)
+        except CorruptLogError:
+            return False
+        state.end = state.flushed = Mark(
+            bounds.end_offset, bounds.end_segment, bounds.end_position, 0, bounds.leader_epoch
+        )
+        state.log_start_offset = bounds.log_start_offset
+    return True

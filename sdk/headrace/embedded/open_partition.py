@@ -67,7 +67,7 @@ class DirectoryPartition:
         )
         self.deletions_end = log.deletions_end
         """Of the log, raised only when a compaction has ended: who reads meanwhile sees it change afterwards."""
-        self._shown = (-1, -1, -1)
+        self._shown: tuple[int, ...] = ()
         self._snapshot = SnapshotClock(
             rebuild_producers(self.producers, log), log.size_bytes, time.monotonic_ns() // 1_000_000
         )
@@ -102,7 +102,9 @@ class DirectoryPartition:
 
     def is_changed(self) -> bool:
         """Return whether the bounds have changed since the last call."""
-        shown, self._shown = self._shown, (self.visible_end, self.log_start_offset, self.deletions_end)
+        mark = self.visible_mark
+        bounds = mark.offset, mark.segment, mark.position, self.log_start_offset, self.deletions_end
+        shown, self._shown = self._shown, bounds
         return shown != self._shown
 
     @property

@@ -187,10 +187,10 @@ def state(tmp_path):
 STATE = topics_pb2.TopicRef(name="state")
 
 
-def fetched_offsets(followed: FollowedDirectory) -> int:
-    """Fetch the first batches; return the offset behind them."""
+def fetched_offsets(followed: FollowedDirectory, offset: int = 0) -> int:
+    """Fetch the first batches from an offset on; return the offset behind them."""
     request = broker_pb2.FetchRequest(max_bytes=1 << 20)
-    request.topics.add(topic=STATE).partitions.add(partition=0, offset=0)
+    request.topics.add(topic=STATE).partitions.add(partition=0, offset=offset)
     attempt, _ = DirectoryFetches(followed).fetch_whole(request)
     (topic,) = attempt(True).topics
     (part,) = topic.partitions
@@ -230,6 +230,68 @@ def test_a_file_that_is_removed_while_a_reader_lists_them(state, monkeypatch):
 
     monkeypatch.setattr(ReadOnlyFileSystem, "list_directory", list_and_compact)
     assert fetched_offsets(followed) > 0
+
+
+@pytest.fixture
+def idle(tmp_path):
+    """A topic of one segment as its writer has it, and what appends to it, and what closes and compacts it."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("state", partitions=1, config={"cleanup_policy": "compact"})
+        written = log._server.directory.readable(log._server.directory.topic(STATE), 0)
+
+        def append(records: int) -> None:
+            with log.producer(batch_records=5) as producer:
+                for number in range(records):
+                    producer.send("state", b"x" * 200, key=b"%d" % (number % 2))
+
+        def compact():
+            written.log.close_below(written.visible_end)
+            written.compact(1 << 50, written.visible_end)
+            assert written.log.compaction.end_offset == written.visible_end
+            assert written.log.retention.purge_deleted_files() == 0
+
+        followed = FollowedDirectory(log.path)
+        yield log._server.directory, followed, append, compact
+        followed.close()
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_log_that_is_compacted_without_further_appends(idle, is_shown):
+    """The file that replaces the last segment is read to its own end, also before the new bounds are shown."""
+    directory, followed, append, compact = idle
+    append(30)
+    compact()
+    if is_shown:
+        directory.show()
+        assert followed._bounds_of(followed.topic(STATE), 0).end_position == 0, "it ends in the new segment"
+    assert fetched_offsets(followed) == 30
+    append(10)
+    assert fetched_offsets(followed, 30) == 40
+
+
+def test_older_bounds_than_the_files_that_a_reader_has_seen(idle):
+    """A reader lists the directory after the compaction, and follows bounds that were written before it."""
+    _, followed, append, compact = idle
+    append(20)
+    assert fetched_offsets(followed) == 20
+    append(10)
+    newer = followed._bounds_of(followed.topic(STATE), 0)
+    compact()
+    partition = followed._partitions[followed.topic(STATE).topic_id, 0]
+    partition.log.read_again()
+    partition.follow(newer)
+    assert fetched_offsets(followed) == 30
+
+
+def test_a_file_that_is_replaced_before_a_reader_follows_its_end(idle):
+    """The reader knows the file that was there, and its index."""
+    _, followed, append, compact = idle
+    append(20)
+    assert fetched_offsets(followed, 7) == 20
+    append(10)
+    compact()
+    followed._environment.files.drop_all(followed._partitions[followed.topic(STATE).topic_id, 0].log.directory)
+    assert fetched_offsets(followed) == 30
 
 
 def test_a_topic_that_is_deleted_while_a_reader_begins_to_read_it(state):
