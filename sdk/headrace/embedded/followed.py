@@ -72,6 +72,17 @@ class FollowedPartition:
         return self.log.reader
 
     @property
+    def snapshot_reader(self) -> LogReader:
+        """See `ReadablePartition`."""
+        return self.log.snapshot_reader()
+
+    def list_files(self) -> bool:
+        """See `ReadablePartition`."""
+        with suppress(CorruptLogError):  # Listed, and gone: the next read finds that, too.
+            self.log.read_again()
+        return True
+
+    @property
     def visible_end(self) -> int:
         """End of the visible records."""
         return int(self.log.log_end_offset)

@@ -96,6 +96,10 @@ class FollowedLog:
             self._read_directory(self._bounds)
             return self.reader
 
+    def snapshot_reader(self) -> LogReader:
+        """Return a reader of the files that were listed last, and of no later ones."""
+        return LogReader(self._known)
+
     def _read_directory(self, bounds: SharedBounds) -> None:
         environment, filesystem = self._environment, self._environment.filesystem
         segments = SegmentList(environment.files, environment.index_cache, self.directory, _Nobody())

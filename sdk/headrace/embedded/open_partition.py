@@ -77,6 +77,12 @@ class DirectoryPartition:
         """Reader of the log."""
         return self.log.reader
 
+    snapshot_reader = reader
+
+    def list_files(self) -> bool:
+        """See `ReadablePartition`."""
+        return False
+
     @property
     def visible_end(self) -> int:
         """End of the records that are acknowledged and visible: the high watermark of clients."""

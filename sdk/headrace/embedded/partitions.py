@@ -36,6 +36,13 @@ class ReadablePartition(Protocol):
         """Reader of the log."""
 
     @property
+    def snapshot_reader(self) -> LogReader:
+        """Reader of the files as listed last; raises CorruptLogError if another process has removed one since."""
+
+    def list_files(self) -> bool:
+        """List the files again; return `False` if no other process changes them."""
+
+    @property
     def log(self) -> Any:
         """Log, for its epochs, size and segments."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.embedded.catalogue import DirectoryTopic
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
 from headrace.embedded.partitions import Partitions, ReadablePartition
-from headrace.log.errors import SliceCutError
+from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.log_reader import LogReader
 from headrace.log.scan import checked_batches
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
@@ -60,7 +60,24 @@ class DirectoryTableState:
         self._batches = PartitionBatches(cache.batches)
 
     def catch_up(self) -> int:
-        """Continue the state up to what is visible, and return that. Raises CorruptLogError, StorageOfflineError."""
+        """Continue the state up to what is visible, and return that.
+
+        It is made again if another process, which writes to the directory, has replaced files meanwhile: those of two
+        moments together may lack a deletion, and have what it deletes.
+
+        Raises:
+            CorruptLogError, StorageOfflineError: If the log cannot be read.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return self._catch_up()
+            except CorruptLogError:
+                if not tries_left or not self._partition.list_files():
+                    raise
+            self._begin()
+        raise AssertionError("the last try returns or raises")
+
+    def _catch_up(self) -> int:
         partition, end_offset = self._partition, self._partition.visible_end
         if (
             self._epoch != partition.leader_epoch
@@ -125,7 +142,7 @@ class DirectoryTableState:
         self._start_offset = start_offset
 
     def _read_all(self, offset: int, end_offset: int) -> Iterator[Columns]:
-        reader = self._partition.reader  # One that follows another process reads the files of one moment.
+        reader = self._partition.snapshot_reader
         while offset < end_offset:
             found = self._read(reader, offset, READ_BYTES, end_offset)
             if not found:

@@ -10,8 +10,10 @@ from datetime import timedelta
 import headrace
 import headrace.client.table.table
 import pytest
+from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.opened import OpenDirectory
 from headrace.embedded.tables import DirectoryTables, DirectoryTableState
+from headrace.log.errors import CorruptLogError
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.table_keys import table_key
 
@@ -153,6 +155,54 @@ def test_a_state_that_is_made_while_its_log_is_compacted_misses_no_deletion(tmp_
         assert partition.log.deletions_end > 0
         assert users.count().rows == len(list(users.scan())) == 3
         users.put("k", {"v": "2"}, if_version=headrace.ABSENT)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_followed_table_is_read_from_the_files_of_one_moment(tmp_path, monkeypatch, is_begun):
+    """The writer compacts after the first file was read; also one that continues a state which was there before."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("users", 1, config=TABLE)
+        followed = FollowedDirectory(log.path)
+        tables = DirectoryTables(followed)
+        if is_begun:
+            fill(log, [{"a": "0"}])
+            assert count_rows(tables) == 1
+        partition = fill(log, [{"k": "1", "a": "1"}, {"k": None, "b": "1"}, {"c": "1"}])
+        log._server.directory.show()
+        reads, read = [], DirectoryTableState._read
+
+        def compacting(state, *wanted):
+            found = read(state, *wanted)
+            reads.append(found)
+            if len(reads) == 1:
+                partition.compact(1 << 50, partition.visible_end)
+                assert partition.log.retention.purge_deleted_files() == 0
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectoryTableState, "_read", compacting)
+            assert count_rows(tables) == 3
+        assert partition.log.deletions_end > 0
+        assert [len(read_row(tables, key).columns) for key in (b"k", b"a", b"b", b"c")] == [0, 1, 1, 1]
+        followed.close()
+
+
+def test_a_followed_table_of_which_a_file_is_corrupt_is_said(tmp_path):
+    """A reader lists the files again a few times only."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("users", 1, config=TABLE)
+        fill(log, [{"a": "1"}, {"b": "1"}])
+        followed = FollowedDirectory(log.path)
+        for file in sorted((tmp_path / "events").glob("*-0/*.log"))[:1]:
+            file.write_bytes(b"x" * file.stat().st_size)
+        with pytest.raises(CorruptLogError):
+            count_rows(DirectoryTables(followed))
+        followed.close()
+
+
+def count_rows(tables):
+    read = tables_pb2.TableRead(table=topics_pb2.TopicRef(name="users"))
+    return tables.count_rows(tables_pb2.CountRowsRequest(read=read)).rows
 
 
 @pytest.mark.parametrize("is_state_known", [True, False])
