@@ -304,7 +304,7 @@ class OpenDirectory:
         self._appended.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        with self._removal_lock, self._lock:
+        with self._lock, self._removal_lock:
             problems: list[HeadraceError] = []
             for partition in self._partitions.values():
                 try:

@@ -17,12 +17,13 @@ import headrace
 import pytest
 from headrace.embedded import catalogue
 from headrace.embedded.appends import AppendQueue, Written
-from headrace.embedded.catalogue import DirectoryTopics
+from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.cluster import DirectoryCluster
 from headrace.embedded.followed import FollowedDirectory
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.embedded.open_partition import LIMITS, DirectoryPartition
+from headrace.embedded.opened import OpenDirectory
 from headrace.embedded.polls import Polls
 from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.server import DirectoryServer
@@ -215,6 +216,52 @@ def test_partitions_that_cannot_be_made_are_not_there(tmp_path, monkeypatch, ste
             assert later.send(name, b"1", partition=number).result(WAIT).offset == 0
     with headrace.open(path) as log:
         assert [record.value for record in log.reader("old") if record.partition == 0] == [b"kept", b"more"]
+
+
+class NotingLock:
+    """A lock that notes when a thread comes to take it."""
+
+    def __init__(self, lock: object, by: threading.Thread) -> None:
+        self.came = threading.Event()
+        self._lock = lock
+        self._by = by
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is self._by:
+            self.came.set()
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)
+
+
+def test_a_directory_is_closed_while_a_creation_fails(tmp_path, monkeypatch):
+    """Neither waits for a lock that the other one has."""
+    directory = OpenDirectory(str(tmp_path / "events"), creates=True)
+    topic = DirectoryTopic("clicks", CLICKS, 1, {}, 1)
+    closing = threading.Thread(target=directory.close, daemon=True)
+    lock = NotingLock(directory._lock, closing)
+    errors = []
+
+    def fail(*_):
+        closing.start()
+        assert lock.came.wait(WAIT)
+        raise StorageFullError("the disk is full")
+
+    def create():
+        try:
+            directory.create(topic)
+        except StorageFullError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(directory, "_lock", lock)
+    monkeypatch.setattr(directory.topics, "put", fail)
+    creating = threading.Thread(target=create, daemon=True)
+    creating.start()
+    creating.join(WAIT)
+    assert len(errors) == 1
+    closing.join(WAIT)
+    assert not closing.is_alive()
 
 
 def test_a_full_disk_is_an_error_of_the_file_of_bounds(tmp_path):
