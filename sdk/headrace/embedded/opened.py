@@ -302,6 +302,8 @@ class OpenDirectory:
         """Flush and close everything: the next start reads little. Raises StorageFullError, StorageOfflineError."""
         self._closing.set()
         self._appended.set()
+        for partition in list(self._partitions.values()):
+            partition.log.compaction.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with self._lock, self._removal_lock:

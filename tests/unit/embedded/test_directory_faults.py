@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -30,8 +31,10 @@ from headrace.embedded.server import DirectoryServer
 from headrace.embedded.shared_bounds import BoundsWriter
 from headrace.embedded.tables import DirectoryTableState, SharedCache
 from headrace.groups.assignors import AssignableTopic
+from headrace.log import log_compaction
 from headrace.log.directory import DataDirectory
 from headrace.log.errors import StorageFullError
+from headrace.log.log_compaction import LogCompaction
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.v1 import broker_pb2, cluster_pb2, groups_pb2
 from headrace.wire.encoding import encode_batch
@@ -262,6 +265,39 @@ def test_a_directory_is_closed_while_a_creation_fails(tmp_path, monkeypatch):
     assert len(errors) == 1
     closing.join(WAIT)
     assert not closing.is_alive()
+
+
+def test_a_close_stops_a_compaction(tmp_path, monkeypatch):
+    """It does not wait for what may take minutes; the next opening compacts the log again."""
+    directory = OpenDirectory(str(tmp_path / "events"), creates=True)
+    directory.create(DirectoryTopic("state", CLICKS, 1, {"cleanup_policy": "compact"}, 1))
+    (partition,) = directory._partitions.values()
+    assert partition.append([encode_batch([b"1"], keys=[b"k"], base_timestamp_ms=1)] * 2).error is None
+    partition.log.close_below(partition.log.log_end_offset)
+    begun, stopped, reports = threading.Event(), threading.Event(), []
+    select, wait = log_compaction.select_records, LogCompaction.wait
+
+    def select_until_stopped(*arguments):
+        begun.set()
+        reports.append(stopped.wait(WAIT))
+        return select(*arguments)
+
+    def note_and_wait(compaction):
+        stopped.set()
+        wait(compaction)
+
+    monkeypatch.setattr(LogCompaction, "wait", note_and_wait)
+    monkeypatch.setattr(log_compaction, "select_records", select_until_stopped)
+    care = partial(directory._care, partition, retains=False, compacts=True)
+    directory._thread = threading.Thread(target=care, daemon=True)
+    directory._thread.start()
+    assert begun.wait(WAIT)
+    directory.close()
+    assert reports == [True]
+    again = OpenDirectory(str(tmp_path / "events"), creates=False)
+    (partition,) = again._partitions.values()
+    assert (partition.visible_end, partition.reader.has_compacted_segments) == (2, False)
+    again.close()
 
 
 def test_a_full_disk_is_an_error_of_the_file_of_bounds(tmp_path):
