@@ -121,7 +121,10 @@ async def test_a_cancelled_open_leaves_the_directory_closed(tmp_path, monkeypatc
         assert cancelled.wait(WAIT)
         return acquire(*arguments, **options)
 
+    threads = []
+
     def release_and_say(server):
+        threads.append(threading.current_thread())
         release(server)
         loop.call_soon_threadsafe(closed.set)
 
@@ -135,6 +138,7 @@ async def test_a_cancelled_open_leaves_the_directory_closed(tmp_path, monkeypatc
     async with asyncio.timeout(WAIT):
         await closed.wait()
     assert path not in _registry.servers
+    assert threading.current_thread() not in threads, "an fsync would hold up the event loop"
 
 
 def _nothing() -> None:

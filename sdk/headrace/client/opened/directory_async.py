@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
@@ -107,4 +108,4 @@ async def open(path: str | os.PathLike[str], *, read_only: bool = False) -> Asyn
 
 def _close(opening: "asyncio.Future[LogDirectory]") -> None:
     if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+        threading.Thread(target=opening.result().close, name="headrace-close").start()  # Its fsyncs take long.
