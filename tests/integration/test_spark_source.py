@@ -193,6 +193,7 @@ def test_what_is_wrong_is_said_while_spark_plans(spark_cluster: LocalCluster, wr
         ("", "startingOffsets does not name partition"),
         ("ofset LONG", "there is no column 'ofset'; did you mean 'offset'"),
         ("value STRING", "column value is binary, not string"),
+        ("key BINARY NOT NULL", "column key is NOT NULL, and records may have nulls there"),
     ],
 )
 def test_what_is_wrong_ends_the_query_before_the_job_starts(

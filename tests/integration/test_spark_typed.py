@@ -135,6 +135,21 @@ def test_a_schema_avoids_a_type_that_spark_has_not(spark: Any, cluster: LocalClu
     assert reader(spark, cluster, "odd").schema("b bigint").load().count() == 0
 
 
+def test_nulls_of_a_column_that_was_required(spark: Any, cluster: LocalCluster, topic_name: str) -> None:
+    """A frame from before the column became nullable has them: Spark drops `is null` where it believes in none."""
+    topic = new_topic(cluster, topic_name, "user int64 required, n int64", partitions=1)
+    frame = reader(spark, cluster, topic).load()
+    with headrace.Admin(**cluster.client) as admin, headrace.Producer(**cluster.client) as producer:
+        producer.send(topic, {"user": 1, "n": 0}).result(30)
+        admin.alter_config(topic, {"columns": "user int64, n int64"})
+    with headrace.Producer(**cluster.client) as producer:
+        producer.send(topic, {"user": None, "n": 1}).result(30)
+    assert frame.where("user is null").count() == 1
+    assert [tuple(row) for row in frame.selectExpr("count(*)", "count(user)").collect()] == [(2, 1)]
+    with pytest.raises(Exception, match="schema: column user is NOT NULL"):
+        reader(spark, cluster, topic).schema("user bigint not null").load().collect()
+
+
 FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 

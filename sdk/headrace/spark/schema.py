@@ -1,5 +1,7 @@
 """Columns of a read, and the check of a user's schema."""
 
+from collections.abc import Collection
+
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -26,6 +28,7 @@ COLUMNS: dict[str, DataType] = {
     "headers": ArrayType(HEADER),
 }
 """Columns of records, in the readers' order."""
+NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp"})
 
 
 def full_schema(include_headers: bool) -> StructType:
@@ -38,7 +41,7 @@ def check_read_schema(schema: StructType) -> None:
     """Check a schema that may be the user's.
 
     Raises:
-        ConfigError: If a column does not exist or has another type.
+        ConfigError: If a column does not exist, has another type, or excludes nulls that records may have.
     """
     if not len(schema):
         raise ConfigError("schema: it names no column", action=f"There are: {', '.join(COLUMNS)}.")
@@ -53,6 +56,22 @@ def check_read_schema(schema: StructType) -> None:
             raise ConfigError(
                 f"schema: column {column.name} is {known.simpleString()}, not {column.dataType.simpleString()}",
                 action="Read it as it is and cast it.",
+            )
+    check_nullable(schema, NEVER_NULL)
+
+
+def check_nullable(schema: StructType, never_null: Collection[str]) -> None:
+    """Check that only columns in `never_null` are NOT NULL: Spark relies on it, and checks no value.
+
+    Raises:
+        ConfigError: If another column is, or a part of it.
+    """
+    for column in schema:
+        alone = StructType([column])
+        if column.name not in never_null and alone != alone.toNullable():
+            raise ConfigError(
+                f"schema: column {column.name} is NOT NULL, and records may have nulls there",
+                action="Leave NOT NULL out.",
             )
 
 

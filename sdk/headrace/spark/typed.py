@@ -10,6 +10,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.spark.option_table import BATCH
 from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange
+from headrace.spark.schema import check_nullable
 from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.spark.typed_filters import Where, ranges_of
 from headrace.wire.typed.column_types import ColumnType
@@ -44,7 +45,7 @@ def typed_schema(given: Mapping[str, str]) -> StructType:
                 f"option typed: column {column.name} is {column.type}, which Spark has not",
                 action="Give a schema without it.",
             )
-        fields.append(StructField(column.name, kind, not column.is_required))
+        fields.append(StructField(column.name, kind))  # A required column may become nullable during the query.
     return StructType([*fields, *METADATA])
 
 
@@ -80,11 +81,13 @@ def check_typed(options: ReadOptions, schema: StructType) -> None:
     """Check what is known without the cluster.
 
     Raises:
-        ConfigError: If the subscription is not of one topic, or the schema names no column.
+        ConfigError: If the subscription is not of one topic, or the schema names no column or excludes nulls that rows
+            may have.
     """
     _ = options.typed_topic
     if not len(schema):
         raise ConfigError("schema: it names no column", action="Name at least one of the topic's.")
+    check_nullable(schema, {column.name for column in METADATA if not column.nullable})
 
 
 def read_typed(

@@ -4,19 +4,20 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from headrace.client.base.errors import ConfigError
 from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.spark import arrow_columns, range_reader
 from headrace.spark.arrow_columns import MOST_BYTES, MOST_ROWS, ArrowColumns, grouped
 from headrace.spark.errors import DataLossError
 from headrace.spark.range_reader import read_range
 from headrace.spark.ranges import OffsetRange
-from headrace.spark.schema import full_schema
+from headrace.spark.schema import check_read_schema, full_schema
 from headrace.wire.batch import read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.errors import CorruptBatchError, HeadraceError
 from headrace.wire.ids import TopicPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, BinaryType, LongType, StructField, StructType
 
 from tests.fakes.cluster import FakeCluster, running_fake
 
@@ -53,6 +54,16 @@ def test_records_removed_by_retention_are_reported_or_left_out(fake):
         read(fake, 7, 24)
     assert read(fake, 7, 24, fail=False) == [b"%d" % n for n in range(10, 24)]
     assert read(fake, 2, 8, fail=False) == []
+
+
+def test_only_columns_without_nulls_may_exclude_them():
+    """Spark drops `is null` where a column, or a part of it, is NOT NULL."""
+    check_read_schema(StructType([StructField("offset", LongType(), nullable=False)]))
+    headers = full_schema(True)["headers"].dataType
+    inner = StructField("headers", ArrayType(headers.elementType, containsNull=False))
+    for column in (StructField("value", BinaryType(), nullable=False), inner):
+        with pytest.raises(ConfigError, match=f"column {column.name} is NOT NULL"):
+            check_read_schema(StructType([column]))
 
 
 def test_every_checksum_is_looked_at(fake):
