@@ -11,6 +11,7 @@ therefore delayed, so that the cluster receives at most `IDLE_ASKS_A_SECOND` req
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -126,15 +127,12 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Divide a micro-batch over tasks.
 
         Raises:
-            DataLossError: If some of its records were removed.
+            DataLossError: If some of its records were removed, lost or replaced, or some of those before it.
         """
         after = parse_offsets(end)
         assert after is not None, "a micro-batch ends where something was found"
         options = self._options
-        before = parse_offsets(start)
-        ranges = ranges_between(before, after)
-        if before is not None:
-            ranges = self._from_truncation_points(before, ranges, after.topic_ids)
+        ranges = self._within_truncation_points(parse_offsets(start), after)
         ranges = self._still_there(ranges, after.topic_ids)
         return [
             RangePartition(part, after.topic_ids.get(part.where.topic, ""))
@@ -236,19 +234,26 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found[where] = end
         return found
 
-    def _from_truncation_points(
-        self, before: StreamOffsets, ranges: list[OffsetRange], topic_ids: Mapping[str, str]
-    ) -> list[OffsetRange]:
-        """Start at the point of divergence, or end the query; ranges without a divergence are unchanged."""
-        kept = known_starts(before, topic_ids)
-        moving = {part.where: part.end for part in ranges if part.where in kept and part.end != kept[part.where]}
-        cut = self._truncations(before, moving)
-        losses = [_truncated(where, kept[where], point) for where, point in sorted(cut.items())]
+    def _within_truncation_points(self, before: StreamOffsets | None, after: StreamOffsets) -> list[OffsetRange]:
+        """Return the ranges of a micro-batch, or end the query if one has other records than when it was planned.
+
+        Each range starts where the log diverges from what was read, and ends where it diverges from what was planned,
+        so that the next micro-batch starts there.
+        """
+        ranges = ranges_between(before, after)
+        cut: dict[TopicPartition, int] = {}
+        losses: list[str] = []
+        if before is not None:
+            kept = known_starts(before, after.topic_ids)
+            moving = {part.where: part.end for part in ranges if part.where in kept and part.end != kept[part.where]}
+            cut = self._truncations(before, moving)
+            losses = [_truncated(where, kept[where], point) for where, point in sorted(cut.items())]
+            ranges = [replace(part, start=min(cut.get(part.where, part.start), part.end)) for part in ranges]
+        lost = self._truncations(after, {part.where: part.end for part in ranges if len(part)})
+        for where, point in sorted(lost.items()):
+            losses.append(_truncated(where, after.ends[where], point, "of the micro-batch, up to"))
         check_data_loss(losses, self._options.fail_on_data_loss)
-        return [
-            OffsetRange(part.where, min(cut[part.where], part.end), part.end) if part.where in cut else part
-            for part in ranges
-        ]
+        return [replace(part, end=min(part.end, lost.get(part.where, part.end))) for part in ranges]
 
     def _look_for_gone(self, before: StreamOffsets, latest: StreamOffsets) -> None:
         """Check for deleted topics, and for unread records deleted with them."""
@@ -273,10 +278,10 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return kept
 
 
-def _truncated(where: TopicPartition, position: int, point: int) -> str:
+def _truncated(where: TopicPartition, position: int, point: int, records: str = "read below") -> str:
     lost = f"the {position - point} records" if point < position else "records before it, how many is not known,"
     return (
-        f"{where} was truncated by an unclean election: of the records read below offset {position}, {lost} from "
+        f"{where} was truncated by an unclean election: of the records {records} offset {position}, {lost} from "
         f"{point} on were lost or replaced"
     )
 

@@ -54,12 +54,16 @@ class Stream:
 
     def batch(self, limit=None):
         """What the next micro-batch reads."""
-        end, parts = self.plan(limit)
+        end, _ = self.plan(limit)
+        return [] if end is None else self.run(self.at, end)
+
+    def run(self, start, end):
+        """What a micro-batch between offsets of the checkpoint reads."""
         found = []
-        for part in parts:
-            for decoded in read_range(self.settings, part, fail_on_data_loss=True):
+        for task in self.reader.partitions(start, end):
+            for decoded in read_range(self.settings, task.part, fail_on_data_loss=True):
                 found += decoded.columns.values()[decoded.start : decoded.end]
-        self.at = end or self.at
+        self.at = end
         return found
 
 
@@ -126,6 +130,31 @@ def test_a_batch_that_is_planned_again_is_the_same(fake):
     cut(fake, 60)
     fill(fake, "new", 60, 80)
     assert stream.plan() == stream.plan()
+
+
+@pytest.mark.parametrize("end", [150, 180, 230])
+def test_a_planned_batch_ends_where_its_records_are_lost(fake, end, caplog):
+    """After a restart, with a log that is shorter by now, or as long: each record of the present log is read once."""
+    first, again = Stream(fake, failondataloss="false"), Stream(fake, failondataloss="false")
+    first.batch()
+    fill(fake, "old", 100, 200)
+    planned, _ = first.plan()
+    cut(fake, 150)
+    fill(fake, "new", 150, end)
+    with caplog.at_level(logging.WARNING):
+        assert again.run(first.at, planned) == values("old", 100, 150)
+    assert any("t-0 was truncated" in text and "the 50 records from 150 on" in text for text in caplog.messages)
+    fill(fake, "newer", end, end + 10)
+    assert again.batch() == values("new", 150, end) + values("newer", end, end + 10)
+
+
+def test_a_planned_batch_whose_records_are_lost_is_an_error(fake):
+    """Also the first of a query, which no batch precedes."""
+    first = Stream(fake)
+    planned, _ = first.plan()
+    cut(fake, 60)
+    with pytest.raises(DataLossError, match=r"t-0 was truncated.*, up to offset 100, the 40 records from 60 on"):
+        Stream(fake).run(first.at, planned)
 
 
 def test_an_old_checkpoint_continues_and_gets_epochs(fake):
