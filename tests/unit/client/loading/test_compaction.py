@@ -1,5 +1,6 @@
 """Which files are merged, and that their rows stay."""
 
+import json
 import os
 
 import pyarrow
@@ -99,6 +100,23 @@ def test_old_manifests_are_not_read_and_go_after_a_day(table):
     for path in sorted(manifests.iterdir())[:-1]:
         path.unlink()
     assert rows(table) == list(range(GROUP_FILES))
+
+
+def test_types_of_columns_that_only_older_files_have_are_known(table):
+    """From manifests, or from the files that earlier builds wrote without them in manifests."""
+    refused = ["column user is int64 now, and list<element: string> in the table"]
+    wanted = pyarrow.schema([("user", pyarrow.int64())])
+    add(table, 100, user=[["x"]])
+    add(table, 101)
+    assert table.conflicts(wanted) == refused
+    assert table.conflicts(pyarrow.schema([("user", pyarrow.list_(pyarrow.string()))])) == []
+    for path in (table.root / "_headrace" / "manifests").iterdir():
+        manifest = json.loads(path.read_text())
+        del manifest["columns"]
+        path.write_text(json.dumps(manifest))
+    assert table.conflicts(wanted) == refused
+    assert table.compact()
+    assert table.conflicts(wanted) == refused
 
 
 def test_types_of_the_newest_columns_are_known_after_a_compaction(table):

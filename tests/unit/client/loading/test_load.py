@@ -162,6 +162,21 @@ def test_a_type_that_changed_is_refused(log, loaded, table_format):
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
+def test_a_column_that_comes_back_with_another_type_is_refused(log, loaded, table_format):
+    """Also where the newest files do not have it."""
+    log.admin.create_topic("back", columns="page string, n int32")
+    visit(log, [{"page": "/", "n": 1}], "back")
+    loaded("back", format=table_format)
+    log.admin.alter_config("back", {"columns": "page string"})
+    visit(log, [{"page": "/"}], "back")
+    loaded("back", format=table_format)
+    log.admin.alter_config("back", {"columns": "page string, n string"})
+    visit(log, [{"page": "/", "n": "2"}], "back")
+    with pytest.raises(headrace.LoadError, match=r"column n is .* now, and .* in the table: load back into another"):
+        loaded("back", format=table_format)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
 def test_a_load_follows_and_compacts(log, loaded, tmp_path, table_format, monkeypatch):
     """New records, new columns and new partitions come into the table, small files become few, and `stop` commits the
     rest."""

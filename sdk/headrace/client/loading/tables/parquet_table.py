@@ -23,11 +23,12 @@ renamed. Manifests before it are deleted after a day: until then a job that is l
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import posixpath
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -122,6 +123,7 @@ class ParquetTable:
             "partition_by": list(partition_by),
             "positions": {**before.positions, **positions},
             "epochs": dict(epochs),
+            "columns": _columns_text([*self._columns(), *(attempt.columns(files[0]) if files else ())]),
             "totals": totals,
             "files": [asdict(file) for file in files],
         }
@@ -131,19 +133,22 @@ class ParquetTable:
         return self.state()
 
     def conflicts(self, columns: pyarrow.Schema) -> list[str]:
-        """Compare columns with those of the last commit that has rows."""
-        for number in reversed(self._numbers()):
-            manifest = self._read(number)
-            if files := _files_of(manifest):
-                place = self.root / files[-1].path
-                staged = Attempt(self.root, manifest["attempt"]).data / files[-1].staged
-                known = {each.name: each.type for each in parquet.read_schema(place if place.exists() else staged)}
-                return [
-                    conflict(each.name, each.type, known[each.name])
-                    for each in columns
-                    if known.get(each.name, each.type) != each.type
-                ]
-        return []
+        """Compare columns with those of all files, also of those that the topic does not have any more."""
+        known = {each.name: each.type for each in self._columns()}
+        return [
+            conflict(each.name, each.type, known[each.name])
+            for each in columns
+            if known.get(each.name, each.type) != each.type
+        ]
+
+    def _columns(self) -> list[pyarrow.Field]:
+        """Return the columns of all files; some may be named twice."""
+        numbers = self._numbers()
+        last = self._read(numbers[-1]) if numbers else {}
+        if "columns" in last:
+            return list(pyarrow.ipc.read_schema(pyarrow.py_buffer(base64.b64decode(last["columns"]))))
+        # An earlier build committed without them.
+        return [each for path in self.data_files() for each in parquet.read_schema(path)]
 
     def data_files(self) -> list[Path]:
         """Return the current paths of the committed files; those of the last commit may still be in their attempt."""
@@ -181,6 +186,7 @@ class ParquetTable:
             "partition_by": list(before.partition_by),
             "positions": dict(before.positions),
             "epochs": dict(before.epochs),
+            "columns": _columns_text(self._columns()),
             "totals": totals,
             "files": [asdict(file) for file in after],
             "replaces": replaced,
@@ -256,3 +262,12 @@ class ParquetTable:
 
 def _files_of(manifest: Mapping[str, Any]) -> list[DataFile]:
     return [DataFile(**file) for file in manifest["files"]]
+
+
+def _columns_text(columns: Iterable[pyarrow.Field]) -> str:
+    """Return a schema as Parquet files have Arrow's; of columns with one name, the first."""
+    first: dict[str, pyarrow.Field] = {}
+    for each in columns:
+        first.setdefault(each.name, each.remove_metadata())
+    schema = pyarrow.schema(list(first.values()))
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
