@@ -148,15 +148,19 @@ def show(summary: dict[str, Any], as_json: bool, text: Callable[[Console], None]
         text(Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160))
 
 
+_OPTION = "set failOnDataLoss=false", "give --accept-data-loss, where a job has it,"
+"""Option of the data source in its errors, and that of the jobs."""
+
+
 def explain(error: BaseException) -> str:
     """Return an error in one sentence; errors of a data source are extracted from two nested tracebacks of Spark."""
     if isinstance(error, HeadraceError | LoadError | JobError):
-        return str(error)
+        return str(error).replace(*_OPTION)
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:
         name, colon, rest = line.partition(": ")
         if colon and name.startswith("headrace.") and name.endswith("Error"):
-            return rest
+            return rest.replace(*_OPTION)
     for line in lines:
         if line.startswith("[") and "] " in line:
             return line

@@ -134,12 +134,11 @@ class _Loading:
     def _write(self, staged: Attempt, starts: Mapping[int, int], ends: Mapping[int, int], records: int) -> AnyAttempt:
         """Write the files of a range of offsets; return the attempt that has them where the table is."""
         wanted = self._wanted
-        frame = read_topic(self._spark, wanted.bootstrap_servers, wanted.topic, starts, ends, typed=self._typed)
+        servers, is_lossy = wanted.bootstrap_servers, wanted.accept_loss
+        frame = read_topic(self._spark, servers, wanted.topic, starts, ends, accept_loss=is_lossy, typed=self._typed)
         write_rows(frame, wanted, staged.data, keeps_columns=self._table.keeps_columns)
         files = staged.files()
-        written = sum(file.rows for file in files)
-        if written != records and not (wanted.accept_loss and written < records):
-            raise JobError(f"Spark read {written:,} records where offsets say {records:,}; nothing was committed")
+        self._check_rows(sum(file.rows for file in files), records, starts, ends)
         self._log.check_source()
         if files:
             self._prepare(staged.columns(files[0]).remove_metadata())
@@ -148,6 +147,22 @@ class _Loading:
         attempt = self._table.place.begin()
         copy_files(staged, attempt)
         return attempt
+
+    def _check_rows(self, rows: int, records: int, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Check that no record is missing, except for those that retention removed, if that is accepted, and gaps of
+        compaction.
+
+        Raises:
+            JobError: If one is.
+        """
+        earliest = self._log.offsets("earliest") if rows < records and self._wanted.accept_loss else {}
+        removed = sum(max(0, min(earliest.get(number, 0), ends[number]) - start) for number, start in starts.items())
+        if rows > records or (rows < records - removed and not self._log.is_compacted()):
+            raise JobError(
+                f"Spark read {rows:,} records where offsets say {records:,}; nothing was committed. "
+                "If the topic was compacted before, load it with `headrace load`"
+            )
+        self._summary.lost += min(records - rows, removed)
 
     def _prepare(self, columns: pyarrow.Schema) -> None:
         """Create the table if that must be done before a commit; check that the columns of the rows have the types that

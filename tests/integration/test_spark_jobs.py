@@ -151,6 +151,25 @@ def test_records_removed_by_retention_are_reported_and_not_skipped(jobs, servers
     assert rows_of(open_table(str(wanted.table), LoadFormat.PARQUET)) == left
 
 
+def test_records_removed_while_a_load_runs_are_counted_on_request(jobs, servers, topic, tmp_path, monkeypatch):
+    """Between the plan and the tasks; the error of a task names the option."""
+    send(servers, topic, 10)
+    before = {1: 4}
+
+    def after_retention(*arguments, **options):
+        with headrace.Admin(bootstrap_servers=servers) as admin:
+            admin.delete_records(topic, before)
+        return read_topic(*arguments, **options)
+
+    monkeypatch.setattr("spark_jobs.topic_loading.read_topic", after_retention)
+    with pytest.raises(Exception, match="the log starts at 4, 4 records were removed") as raised:
+        load_topic(jobs, Load(topic, tmp_path / "table", servers), QUIET)
+    assert "--accept-data-loss" in explain(raised.value)
+    before = {1: 9}
+    summary = load_topic(jobs, Load(topic, tmp_path / "table", servers, accept_loss=True), QUIET)
+    assert (summary.rows, summary.lost, summary.lag_records) == (21, 5, 0)
+
+
 def test_a_topic_that_was_created_again_is_another_one(jobs, servers, topic, tmp_path):
     """Its offsets mean other records, though its name is the same."""
     wanted = Load(topic, tmp_path / "table", servers)
@@ -177,6 +196,11 @@ def test_rows_that_do_not_come_stop_a_commit(jobs, servers, topic, tmp_path, mon
     table = open_table(str(tmp_path / "table"), LoadFormat.PARQUET)
     assert (table.state().version, rows_of(table)) == (0, [])
     assert list(table.root.glob("_headrace/attempts/*")) == []
+    with pytest.raises(JobError, match="Spark read 29 records where offsets say 30"):
+        load_topic(jobs, Load(topic, tmp_path / "table", servers, accept_loss=True), QUIET)
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.alter_config(topic, {"cleanup_policy": "compact"})  # Offsets have gaps, and their number says nothing.
+    assert load_topic(jobs, Load(topic, tmp_path / "table", servers), QUIET).rows == 29
 
 
 def test_an_error_of_the_source_is_reported_in_one_sentence(jobs, servers):

@@ -9,6 +9,7 @@ import headrace
 import pytest
 from headrace.client.loading.tables.errors import TableBusyError
 from headrace.client.loading.tables.parquet_table import ParquetTable
+from headrace.spark.errors import DataLossError
 from spark_jobs.audit_verdict import State, Verdict
 from spark_jobs.command import JobError, explain, run_app, run_job
 
@@ -125,6 +126,9 @@ def test_what_a_data_source_raised_is_found_inside_sparks_tracebacks():
         '  File "x.py", line 3, in read\nheadrace.spark.errors.DataLossError: t-0: offset 5 was wanted\n\tat java.x'
     )
     assert explain(inside) == "t-0: offset 5 was wanted"
+    advice = "Keep records longer (retention_ms), or set failOnDataLoss=false to continue without them."
+    assert "or give --accept-data-loss, where a job has it, to continue" in explain(DataLossError("4 were removed"))
+    assert advice in str(DataLossError("4 were removed"))
     analysis = RuntimeError("noise\n[UNRESOLVED_COLUMN] A column cannot be resolved.\n'Project")
     assert explain(analysis) == "[UNRESOLVED_COLUMN] A column cannot be resolved."
     assert explain(TableBusyError("another job writes")) == "another job writes"

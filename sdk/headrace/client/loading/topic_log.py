@@ -49,6 +49,10 @@ class TopicLog:
         """Return the text of the columns; empty if the topic is not typed."""
         return self._admin.describe_config(self.topic)["columns"].value or ""
 
+    def is_compacted(self) -> bool:
+        """Return whether offsets may have gaps where compaction removed records."""
+        return "compact" in str(self._admin.describe_config(self.topic)["cleanup_policy"].value)
+
     def offsets(self, at: str | datetime) -> dict[int, int]:
         """Return the `earliest` or `latest` offset, or that of a time, by partition."""
         return {where.partition: found.offset for where, found in self._admin.list_offsets(self.topic, at).items()}
