@@ -26,6 +26,7 @@ from spark_jobs.audit import milliseconds
 from spark_jobs.command import (
     DEFAULT_MASTER,
     DEFAULT_SERVERS,
+    AcceptDataLoss,
     AsJson,
     BootstrapServers,
     JobError,
@@ -199,6 +200,7 @@ def access_log(
     session_gap: Annotated[
         str, typer.Option(metavar="DURATION", help="Inactivity of a client that ends its session.")
     ] = "30m",
+    accept_data_loss: AcceptDataLoss = False,
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS,
     master: Master = DEFAULT_MASTER,
     quiet: Quiet = False,
@@ -208,6 +210,8 @@ def access_log(
     started = time.monotonic()
     if bool(topic) == bool(file):
         raise usage_error("give either --file or --topic")
+    if file and accept_data_loss:
+        raise usage_error("--accept-data-loss is for --topic")
     session_gap_ms = milliseconds(session_gap, "--session-gap")
     root = table.absolute()
     if topic:
@@ -219,7 +223,15 @@ def access_log(
             if file:
                 loaded = load_files(spark, file, root, progress)
             else:
-                wanted = Load(topic, root, bootstrap_servers, LoadFormat.PARQUET, "at", parsed_topic, PARTITION_BY)
+                wanted = Load(
+                    topic,
+                    root,
+                    bootstrap_servers,
+                    event_time="at",
+                    columns=parsed_topic,
+                    partition_by=PARTITION_BY,
+                    accept_loss=accept_data_loss,
+                )
                 loaded = load_topic(spark, wanted, progress)
             progress.step("asking the table")
             with progress.following(spark):

@@ -86,6 +86,9 @@ OutputDirectory = Annotated[
         file_okay=False, callback=local_directory, help=f"Directory of the results and the checkpoint: on {_DIRECTORY}"
     ),
 ]
+AcceptDataLoss = Annotated[
+    bool, typer.Option("--accept-data-loss", help="Continue after retention removed records that were not read yet.")
+]
 EventTime = Annotated[
     str,
     typer.Option(

@@ -22,6 +22,7 @@ from rich.console import Console
 from spark_jobs.command import (
     DEFAULT_MASTER,
     DEFAULT_SERVERS,
+    AcceptDataLoss,
     AsJson,
     BootstrapServers,
     EventTime,
@@ -115,9 +116,7 @@ def load(
     every: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="With --follow: time between commits.")
     ] = EVERY_SECONDS,
-    accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="Continue after retention removed records that were not loaded.")
-    ] = False,
+    accept_data_loss: AcceptDataLoss = False,
     query: Annotated[
         list[str] | None,
         typer.Option(metavar="SQL", help=f"Query to run on the table, which is named {VIEW}; repeatable."),

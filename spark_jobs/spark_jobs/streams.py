@@ -45,6 +45,8 @@ class Stream:
     """SQL expression of a record's event time; empty for the time of the record."""
     final_at: str = "event_time"
     """SQL expression over `event_time`: when the window of a record becomes final."""
+    accept_loss: bool = False
+    """Whether records that retention or an unclean election removed are skipped."""
 
     @property
     def checkpoint(self) -> Path:
@@ -122,6 +124,7 @@ def read_stream(spark: SparkSession, stream: Stream, topic: str) -> DataFrame:
     reader = spark.readStream.format("headrace").option(SERVERS, stream.bootstrap_servers).option("subscribe", topic)
     if is_typed(stream.bootstrap_servers, topic):
         reader = reader.option("typed", "true")
+    reader = reader.option("failOnDataLoss", str(not stream.accept_loss).lower())
     records = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", stream.max_records).load()
     event_time = stream.event_time or names_of(records)["timestamp"]
     return records.withColumn("event_time", functions.expr(event_time)).observe(

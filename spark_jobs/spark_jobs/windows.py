@@ -24,6 +24,7 @@ from spark_jobs.audit import milliseconds
 from spark_jobs.command import (
     DEFAULT_MASTER,
     DEFAULT_SERVERS,
+    AcceptDataLoss,
     AsJson,
     BootstrapServers,
     EventTime,
@@ -82,6 +83,7 @@ class SharedOptions:
     event_time: EventTime = ""
     follow: Annotated[bool, typer.Option("--follow", help="Run until Ctrl-C instead of ending with the topic.")] = False
     max_records: Annotated[int, typer.Option(min=1, help="Maximum records of one micro-batch.")] = 1_000_000
+    accept_data_loss: AcceptDataLoss = False
     bootstrap_servers: BootstrapServers = DEFAULT_SERVERS
     master: Master = DEFAULT_MASTER
     quiet: Quiet = False
@@ -106,6 +108,7 @@ class SharedOptions:
             self.max_records,
             self.event_time,
             final_at,
+            self.accept_data_loss,
         )
 
 

@@ -647,6 +647,26 @@ def test_a_typed_topic_by_event_hour(jobs, servers, typed_topic, tmp_path):
 
 
 @pytest.mark.slow
+def test_windows_continue_after_retention_on_request(jobs, servers, topic, tmp_path):
+    """With the records that are left; otherwise each run ends with an error that names the option."""
+    stream = Stream("counts", tmp_path / "out", servers, False, 1_000, "", end_of_window(60_000))
+
+    def run(stream):
+        return run_stream(jobs, stream, counts_of(read_stream(jobs, stream, topic), (), 60_000, 1_000), QUIET)
+
+    send(servers, topic, 2)
+    assert patiently(lambda: run(stream)).records == 6
+    send(servers, topic, 5, first=2)
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.delete_records(topic, {1: 4})
+    with pytest.raises(Exception, match="the log starts at 4, 2 records were removed") as raised:
+        run(stream)
+    assert "--accept-data-loss" in explain(raised.value)
+    found = patiently(lambda: run(replace(stream, accept_loss=True)))
+    assert (found.records, found.late) == (13, 0)
+
+
+@pytest.mark.slow
 def test_windows_over_the_columns_of_a_typed_topic(jobs, servers, typed_topic, tmp_path):
     """By columns and a time of its own, with aggregates; rows that come too late are told with their places."""
     aggregates = ["sum(price) AS revenue", "avg(user) AS mean_user", "count(nullif(user, 1)) AS others"]

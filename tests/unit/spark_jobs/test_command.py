@@ -49,6 +49,7 @@ def test_help_describes_what_a_job_does(arguments, capsys):
         ((load, "--topic", "t", "--table", "s3://bucket/t"), "s3://bucket/t: plain Parquet files cannot be"),
         ((access_log, "--table", "s3://bucket/t", "--topic", "t"), "'--table': s3:// is no directory: a table lies on"),
         ((windows, "counts", "--topic", "t", "--output", "gs://b/t"), "'--output': gs:// is no directory"),
+        ((access_log, "--table", "x", "--file", __file__, "--accept-data-loss"), "--accept-data-loss is for --topic"),
         ((access_log, "--table", "x"), "either --file or --topic"),
         (
             (access_log, "--table", "x", "--topic", "t", "--session-gap", "soon"),
@@ -133,6 +134,25 @@ def test_what_a_data_source_raised_is_found_inside_sparks_tracebacks():
     assert explain(analysis) == "[UNRESOLVED_COLUMN] A column cannot be resolved."
     assert explain(TableBusyError("another job writes")) == "another job writes"
     assert explain(headrace.ConfigError("x is wrong", action="Fix it.")) == "x is wrong. Fix it."
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_jobs_that_continue_accept_data_loss_on_request(given, monkeypatch):
+    """The option reaches the reader of the topic."""
+    more = ["--accept-data-loss"] * given
+    found = []
+    monkeypatch.setattr(windows, "_run", lambda stream, *_: found.append(stream.accept_loss))
+    assert run(windows, "counts", "--topic", "t", "--output", "x", *more) == 0
+    monkeypatch.setattr(access_log, "check_topics", lambda *_: None)
+    monkeypatch.setattr(access_log, "spark_session", lambda *_: contextlib.nullcontext())
+
+    def load_topic(_spark, wanted, _progress):
+        found.append(wanted.accept_loss)
+        raise JobError("enough")
+
+    monkeypatch.setattr(access_log, "load_topic", load_topic)
+    assert run(access_log, "--topic", "t", "--table", "x", "--quiet", *more) == 1
+    assert found == [given, given]
 
 
 def test_a_table_in_use_is_said_before_anything_is_read(tmp_path):
