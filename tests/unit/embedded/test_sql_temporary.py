@@ -50,7 +50,7 @@ def test_the_directory_of_a_killed_query_is_removed_by_the_next_one(tmp_path):
 
 
 def test_a_file_system_without_locks_has_queries_and_keeps_what_was_left(tmp_path, monkeypatch):
-    """Nobody can say there whether a directory is in use."""
+    """Whether a directory is in use cannot be known there."""
 
     def refuse(_file, _operation):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -249,7 +249,7 @@ def test_credentials_that_expire_in_the_middle_fail_the_load_alone(log, loaded, 
     load()
     requests, _ = faulty.set(NONE)
     rows, reasons = 20, []
-    for after in range(0, requests, requests // 5):
+    for after in range(0, requests, requests // 3):
         send(log, rows, 10)
         faulty.set(Fault(400, "ExpiredToken", ALL, after=after))
         try:
