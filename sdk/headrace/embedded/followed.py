@@ -49,22 +49,22 @@ class FollowedPartition:
         self.number = number
         self.log = log
         self.leader_epoch = 0
-        self.missed_deletions_end = 0
-        """See `ReadablePartition`."""
         self.lock = log.lock
 
     def follow(self, bounds: SharedBounds) -> None:
         """Adopt new bounds. The caller holds `lock`."""
         self.log.follow(bounds)
-        self.leader_epoch, self.missed_deletions_end = bounds.leader_epoch, bounds.deletions_end
+        self.leader_epoch = bounds.leader_epoch
 
     def await_compaction(self) -> None:
         """Return at once: `reader` reads files that a compaction of the writer does not change."""
 
     @property
     def removed_deletions_end(self) -> int:
-        """See `ReadablePartition`; without a compaction that has not ended yet."""
-        return self.missed_deletions_end
+        """See `ReadablePartition`."""
+        return self.log.deletions_end
+
+    missed_deletions_end = removed_deletions_end
 
     @property
     def reader(self) -> LogReader:

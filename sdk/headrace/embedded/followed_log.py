@@ -16,6 +16,7 @@ from headrace.log.checkpoint import Mark, read_sealed
 from headrace.log.environment import LogEnvironment
 from headrace.log.epochs import EPOCHS_FILE, EpochHistory, decode_epochs
 from headrace.log.errors import CorruptLogError, storage_error
+from headrace.log.log_compaction import COMPACTION_FILE
 from headrace.log.log_reader import LogReader
 from headrace.log.log_state import LogState
 from headrace.log.recovery import Recovered, RecoveryReport
@@ -158,6 +159,17 @@ class FollowedLog:
         return Offset(self._known.end.offset)
 
     flushed_offset = log_end_offset
+
+    @property
+    def deletions_end(self) -> int:
+        """As `LogCompaction.deletions_end`, which its file has before a compaction replaces others."""
+        assert self._bounds is not None, "it follows"
+        path = f"{self.directory}/{COMPACTION_FILE}"
+        try:
+            content = read_sealed(self._environment.filesystem, path)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        return self._bounds.deletions_end if content is None else int(content.split()[0])
 
     @property
     def size_bytes(self) -> int:

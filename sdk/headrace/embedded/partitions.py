@@ -21,8 +21,10 @@ class ReadablePartition(Protocol):
     topic: DirectoryTopic
     number: int
     leader_epoch: int
-    missed_deletions_end: int
-    """Changes when records were removed that a reader of the log may have missed: deletions, below this offset."""
+
+    @property
+    def missed_deletions_end(self) -> int:
+        """A state that ends below this offset may miss deletions, which the files do not have any more."""
 
     @property
     def removed_deletions_end(self) -> int:

@@ -55,7 +55,6 @@ class DirectoryTableState:
         self.rows = RowOffsets()
         self._start_offset = 0
         self._epoch = -1
-        self._deletions_end = 0
         self._cache_lock = cache.lock
         self._batches = PartitionBatches(cache.batches)
 
@@ -79,9 +78,11 @@ class DirectoryTableState:
 
     def _catch_up(self) -> int:
         partition, end_offset = self._partition, self._partition.visible_end
+        reader = partition.snapshot_reader
         if (
             self._epoch != partition.leader_epoch
-            or self._deletions_end != partition.missed_deletions_end
+            # Read after `reader` was made: no deletion that its files lack is missed.
+            or (self.rows.end_offset < end_offset and self.rows.end_offset < partition.missed_deletions_end)
             or not partition.log_start_offset <= self.rows.end_offset <= partition.log_end_offset
             or self.rows.lacks_columns(time.time_ns() // 1_000_000)
         ):
@@ -90,7 +91,7 @@ class DirectoryTableState:
             self._forget_below(partition.log_start_offset)
         if self.rows.end_offset == self._start_offset < end_offset:
             self._make(end_offset)
-        for columns in self._read_all(self.rows.end_offset, end_offset):
+        for columns in self._read_all(reader, self.rows.end_offset, end_offset):
             self.rows.note_removed(columns)
             for change in changes_of(columns):
                 if change.offset >= self.rows.end_offset:  # A compacted batch may begin before it.
@@ -119,7 +120,7 @@ class DirectoryTableState:
     def _begin(self) -> None:
         self.rows = RowOffsets()
         self.rows.end_offset = self._start_offset = self._partition.log_start_offset
-        self._epoch, self._deletions_end = self._partition.leader_epoch, self._partition.missed_deletions_end
+        self._epoch = self._partition.leader_epoch
         self.close()
 
     def _make(self, end_offset: int) -> None:
@@ -132,7 +133,8 @@ class DirectoryTableState:
         while deletions_end != partition.removed_deletions_end:
             deletions_end = partition.removed_deletions_end
             partition.await_compaction()
-            rows = RowOffsets(self._read_all(start_offset, end_offset), start_offset)
+            reader = partition.snapshot_reader
+            rows = RowOffsets(self._read_all(reader, start_offset, end_offset), start_offset)
         self.rows, rows.end_offset = rows, end_offset
 
     def _forget_below(self, start_offset: int) -> None:
@@ -141,8 +143,7 @@ class DirectoryTableState:
             place = self.rows.forget_below(start_offset, place, 10_000)
         self._start_offset = start_offset
 
-    def _read_all(self, offset: int, end_offset: int) -> Iterator[Columns]:
-        reader = self._partition.snapshot_reader
+    def _read_all(self, reader: LogReader, offset: int, end_offset: int) -> Iterator[Columns]:
         while offset < end_offset:
             found = self._read(reader, offset, READ_BYTES, end_offset)
             if not found:
