@@ -39,7 +39,7 @@ def _remove_left() -> None:
         try:
             if time.time() - path.stat().st_mtime < _NEW_SECONDS:
                 continue
-            lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
+            lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | getattr(os, "O_DIRECTORY", 0))
         except OSError:
             continue  # Another process has removed it, or it is another user's.
         try:
