@@ -127,7 +127,8 @@ def test_workers_of_the_chart_copy_another_release(west: Cluster, east: Cluster,
 
     def is_copied() -> bool:
         found = json.loads(east.headrace("mirror", "list", "--output", "json"))[0]
-        return (found["topics"], found["lag"], found["workers"]) == (1, 0, 2) and east.ends("orders") == ends
+        is_whole = (found["topics"], found["lag"], found["workers"]) == (1, 0, 2) and east.ends("orders") == ends
+        return is_whole and all("end_offset" in each for each in status(east)["partitions"])
 
     figure("a mirror between two releases is equal after", f"{until(is_copied, 'the ends are equal'):.0f} s")
     found = status(east)
