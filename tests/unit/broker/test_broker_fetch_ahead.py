@@ -176,6 +176,24 @@ async def test_a_decision_on_a_fetch_ahead_changes_nothing(follower: Follower) -
     assert follower.partition.replica.log_end_offset == 1
 
 
+@pytest.mark.parametrize("is_ahead", [True, False])
+async def test_deletions_that_went_meanwhile_are_asked_about_first(follower: Follower, is_ahead: bool) -> None:
+    """H151: the leader has removed deletions since it judged the fetch. The range lacks them, and the log here may have
+    what they deleted; the leader decides by what the next fetch says.
+    """
+    first, second = slices(2)
+    async with follower.write(answer(follower.fetch(), first, 1 if is_ahead else 0)):
+        fetch = follower.fetch() if is_ahead else None
+    if not is_ahead:
+        follower.fetcher.fetch(follower.partition)
+        fetch = follower.fetch()
+    assert await follower.partition.follower.take_answer(answer(fetch, second, 0, deletions_end=2))
+    follower.fetcher.fetch(follower.partition)
+    again = follower.fetch()
+    assert again is not None
+    assert (again.offset, again.read_offset, again.deletions_end) == (1, 0, 0)
+
+
 async def test_what_one_leader_sent_is_no_place_to_read_on_at_another(follower: Follower) -> None:
     """H4: a new epoch begins while a slice is written; its first fetch waits for that and is from the log end."""
     (first,) = slices(1)

@@ -206,7 +206,7 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
             return Diverged(epoch, end_offset)
     elif offset > log.log_end_offset:
         return Diverged(-1, log.log_end_offset)
-    if log.log_start_offset < offset < log.deletions_end and request.deletions_end < log.deletions_end:
+    if _may_miss(log.log_start_offset, offset, request.deletions_end, log.deletions_end):
         return Restart(*log.reader.first_batch(), is_compacted=True)
     if offset <= log.log_start_offset:
         is_copy = (offset, request.last_crc) == log.reader.first_batch()
@@ -218,6 +218,14 @@ def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None
             return Diverged(request.last_epoch, before.base_offset, is_compacted=True)
         is_copy = before.end_offset == offset and before.chain_crc == request.last_crc
     return None if is_copy else _one_batch_back(log, request)
+
+
+def _may_miss(start_offset: int, end_offset: int, deletions_end: int, leaders_deletions_end: int) -> bool:
+    """Return whether a follower's log may have records whose deletions the leader has removed (H151).
+
+    `start_offset` is the leader's log start, or what it will be.
+    """
+    return start_offset < end_offset < leaders_deletions_end and deletions_end < leaders_deletions_end
 
 
 def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> FetchDecision:
@@ -284,6 +292,9 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
         return None
     if ahead_offset and (answer.decision is not None or log.log_end_offset != ahead_offset):
         return Refetch()  # The decision is about the log before the batches that have been written since.
+    start_offset = max(log.log_start_offset, answer.log_start_offset)
+    if len(answer.batches) and _may_miss(start_offset, log.log_end_offset, log.deletions_end, answer.deletions_end):
+        return Refetch()  # The leader has removed deletions since it compared the logs.
     match answer.decision:
         case Diverged(leader_epoch, end_offset) as decision:
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
