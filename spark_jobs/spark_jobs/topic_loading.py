@@ -91,8 +91,8 @@ class _Loading:
         told = time.monotonic()
         while True:
             began = time.monotonic()
-            at, epochs = self._target.positions, self._target.epochs
-            plan = self._log.plan(at, epochs, accept_data_loss=self._wanted.accept_loss)
+            at = self._target.positions
+            plan = self._log.plan(at, self._target.epochs_at(at), accept_data_loss=self._wanted.accept_loss)
             self._summary.lost += sum(loss.earliest - loss.wanted for loss in plan.losses)
             self._reached = plan.starts
             while plan.records:

@@ -35,10 +35,10 @@ class LoadTarget:
         """First offset that is not in the table, by partition of a topic."""
         return {int(partition): offset for partition, offset in self.state.positions.items()}
 
-    @property
-    def epochs(self) -> dict[int, int]:
-        """Leader epoch of the record before each position, as far as known."""
-        return {int(partition): epoch for partition, epoch in self.state.epochs.items()}
+    def epochs_at(self, positions: Mapping[Any, int]) -> dict[int, int]:
+        """Return the leader epochs of the records before `positions`, where the table is there and knows them."""
+        known, at = self.state.epochs, self.state.positions
+        return {int(name): epoch for name, epoch in known.items() if positions.get(int(name)) == at[name]}
 
     def commit(
         self, attempt: AnyAttempt, positions: Mapping[Any, int], epochs: Mapping[int, int] | None = None
@@ -52,8 +52,7 @@ class LoadTarget:
         """
         before = self.state
         named = {str(partition): offset for partition, offset in positions.items()}
-        kept = {name: epoch for name, epoch in before.epochs.items() if named.get(name) == before.positions[name]}
-        known = kept | {str(partition): epoch for partition, epoch in (epochs or {}).items()}
+        known = {str(partition): epoch for partition, epoch in {**self.epochs_at(positions), **(epochs or {})}.items()}
         try:
             self.state = after = self._table.commit(
                 attempt, self._source, named, self._partition_by, epochs=known, after=before

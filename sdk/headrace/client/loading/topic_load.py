@@ -119,10 +119,9 @@ class TopicLoad:
 
     def _epochs_at(self, positions: Mapping[int, int]) -> dict[int, int]:
         """Return the leader epochs of the records before `positions`, as far as known."""
-        before, known = self._target.positions, self._target.epochs
-        found = {number: epoch for number, epoch in known.items() if positions.get(number) == before[number]}
-        read = self._read_epochs.items()
-        return found | {number: epoch for number, (end, epoch) in read if positions.get(number) == end and epoch >= 0}
+        ends = self._read_epochs.items()
+        read = {number: epoch for number, (end, epoch) in ends if positions.get(number) == end and epoch >= 0}
+        return self._target.epochs_at(positions) | read
 
     # --- committing ---
 
