@@ -63,7 +63,7 @@ class Stranger:
         """`source`: the local address; an empty one means an unused address."""
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), 60, (source or next(ADDRESSES), 0))
-        self._socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        self.send(PREFACE + frame(SETTINGS, 0, 0))  # A listener that draws may have closed the connection already.
 
     def __enter__(self) -> Stranger:
         return self

@@ -272,12 +272,14 @@ def test_a_message_that_inflates_beyond_all_limits(witness: Witness) -> None:
     """A compressed message is refused whatever is in it."""
     bomb = gzip.compress(bytes(64 * MIB))
     body = b"\x01" + len(bomb).to_bytes(4, "big") + bomb
-    with bounded(witness, cpu_seconds=5.0, mib=64), Stranger(witness.address("client")) as stranger:
-        headers = call_headers("/headrace.v1.BrokerService/Produce", **{"grpc-encoding": "gzip"})
-        stranger.send(frame(HEADERS, END_HEADERS, 1, headers))
-        chunks = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
-        stranger.send(b"".join(frame(DATA, 0, 1, chunk) for chunk in chunks) + frame(DATA, END_STREAM, 1))
-        witness.work(5)
+    headers = call_headers("/headrace.v1.BrokerService/Produce", **{"grpc-encoding": "gzip"})
+    chunks = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
+    frames = [frame(HEADERS, END_HEADERS, 1, headers), *(frame(DATA, 0, 1, chunk) for chunk in chunks)]
+    with bounded(witness, cpu_seconds=5.0, mib=64):
+        for _ in range(5):
+            with Stranger(witness.address("client")) as stranger:
+                stranger.send(b"".join(frames) + frame(DATA, END_STREAM, 1))
+                witness.work(1)
 
 
 def test_connections_without_calls(witness: Witness) -> None:
