@@ -35,10 +35,11 @@ class LogRetention:
         """
         state, segments = self._state, self._segments
         state.check_online()
-        total_bytes = segments.size_bytes()
+        with segments.lock:  # A compaction may replace segments meanwhile.
+            pairs, total_bytes = list(pairwise(segments.items)), segments.size_bytes()
         ages: list[SegmentAge] = []
         count = 0
-        for segment, following in pairwise(segments.items):
+        for segment, following in pairs:
             ages.append(SegmentAge(following.base_offset, segment.size_bytes, self.last_append_ms(segment)))
             count = expired(ages, total_bytes, high_watermark, now_ms, state.settings)
             if count < len(ages):

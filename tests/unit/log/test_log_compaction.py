@@ -13,7 +13,7 @@ from headrace.log.compacted_writer import Mask
 from headrace.log.log_compaction import DELETIONS_EVERY_MS, CompactionReport
 from headrace.log.newer_keys import NewerKeys
 from headrace.log.record_selection import NOTHING_KEPT, Kept
-from headrace.log.segment import SegmentName, replaced_segments, segment_names
+from headrace.log.segment import Segment, SegmentName, replaced_segments, segment_names
 from headrace.log.timestamps import TimestampKind
 from headrace.wire.batch import NONE_REMOVED, iter_batches, read_header
 from headrace.wire.columns import decode_batch, encode_batch
@@ -589,6 +589,26 @@ def test_truncation_during_a_compaction(bench: Bench, monkeypatch: pytest.Monkey
     assert table.compact() is not None
     assert table.keys().count(b"k0") == 1
     table.check()
+
+
+def test_retention_during_a_compaction(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment within its retention stays where older ones are replaced while retention looks at them (I18)."""
+    table = Table(bench, retention_ms=DAY_MS)
+    for turn in range(4):
+        bench.now_ms += DAY_MS * (turn == 2)
+        table.put([(b"k", b"v")])
+        table.roll()
+    retention, seen = table.log.retention, list[Segment]()
+    last_append_ms = retention.last_append_ms
+
+    def compact_meanwhile(segment: Segment) -> int:
+        seen.append(segment)
+        if len(seen) == 1:
+            assert table.log.compaction.compact(bench.now_ms, 2) is not None
+        return last_append_ms(segment)
+
+    monkeypatch.setattr(retention, "last_append_ms", compact_meanwhile)
+    assert retention.plan(bench.now_ms + 10, 4) == 2
 
 
 def test_deletions_that_never_go(bench: Bench) -> None:
