@@ -40,8 +40,8 @@ class CorruptLogError(StorageOfflineError):
         super().__init__(
             f"{file} is corrupt at byte {position} (offset {offset}): {reason}",
             outcome=Outcome.UNKNOWN,
-            action="Nothing was changed. Fetch the partition from another replica; without one, restore the file, or "
-            "open the log with truncate_at_corruption, which loses everything from this offset on.",
+            action="Nothing was changed. Fetch the partition from another replica; without one, restore the file from "
+            "a backup, or see the runbook HeadraceCorruptLog for the records that can still be read.",
         )
         self.reason = reason
         self.file = file

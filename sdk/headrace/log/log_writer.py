@@ -48,6 +48,7 @@ class LogWriter:
         if not segments.items or segments.active.base_offset != end.segment:
             return self._create_segment(end.offset)
         active = segments.active
+        assert not active.is_compacted, "recovery ends a log behind its compacted segments"
         file = self._segments.files.pin(active.path)
         read_at = segments.reader(file)
         segments.ready_index(active, read_at, self._state.settings.index_interval_bytes)

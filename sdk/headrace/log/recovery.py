@@ -205,13 +205,23 @@ class _Scan:
             before = ChainPoint(self.end.offset, self.end.crc, self.end.epoch)
             if self.end.segment != segment.base_offset:
                 self.end = Mark(self.end.offset, segment.base_offset, 0, self.end.crc, self.end.epoch)
+            start = self.end
             for item in check_batches(read_at, position, segment.size_bytes, before, self._max_batch_bytes):
                 if isinstance(item, BadBatch):
+                    if segment.is_compacted:
+                        self._go_back(start)
                     return item
                 self._take(segment, item[0], item[1])
+            if segment.is_compacted:  # Appends never continue it.
+                self.end = self.end._replace(segment=self.end.offset, position=0)
             return None
         finally:
             self._segments.files.unpin(file)
+
+    def _go_back(self, start: Mark) -> None:
+        """Let the log end at the start of a compacted segment, which goes as a whole: its name has its offsets."""
+        self.end = start
+        self.epochs = [entry for entry in self.epochs if entry[1] < start.offset]
 
     def _take(self, segment: Segment, position: int, header: BatchHeader) -> None:
         if header.leader_epoch > self.end.epoch:
@@ -230,7 +240,8 @@ class _Scan:
         later = [item for item in self._segments.items if item.base_offset > segment.base_offset]
         self.bad_segment = segment
         self.reason = bad.reason
-        self.cut_bytes = segment.size_bytes - bad.position + sum(item.size_bytes for item in later)
+        kept_bytes = 0 if segment.is_compacted else bad.position
+        self.cut_bytes = segment.size_bytes - kept_bytes + sum(item.size_bytes for item in later)
         if self._truncate_at_corruption or (self._proven and not self._same_boot):
             return
         found = self._valid_after(segment, bad, later)
@@ -262,8 +273,8 @@ def _cut(segments: SegmentList, scan: _Scan) -> None:
         if segment.base_offset < bad.base_offset:
             break
         segments.drop_index_files(segment.stem)
-        # Segments whose base offset is beyond the new end are removed; the one that holds it is truncated.
-        if segment.base_offset > scan.end.offset or segment.base_offset > scan.end.segment:
+        # Segments beyond the new end and compacted ones are removed; the one that holds the end is truncated.
+        if segment.is_compacted or segment.base_offset > min(scan.end.offset, scan.end.segment):
             segments.remove(segment)
             segments.files.forget(segment.path)
             filesystem.unlink(segment.path)

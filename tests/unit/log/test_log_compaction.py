@@ -621,3 +621,47 @@ def test_deletions_that_never_go(bench: Bench) -> None:
     bench.now_ms += DELETIONS_EVERY_MS
     assert table.compact(force=False) is not None
     assert table.keys() == [None, b"a"]
+
+
+@pytest.mark.parametrize("offset", [5, 71])
+def test_truncation_at_corruption_removes_a_compacted_segment(bench: Bench, offset: int) -> None:
+    """Its name has its offsets: what is appended in their place does not count as replaced at the next start."""
+    table = Table(bench, segment_bytes=1_000)
+    for number in range(60):
+        table.put([(b"k%d" % number, b"older"), (b"k%d" % number, b"newer")], epoch=number // 20)
+    table.roll()
+    assert table.compact() is not None
+    corrupt = table.log._segments.find(offset)
+    position, _ = next(table.log._segments.walk(corrupt, offset, bench.settings.index_interval_bytes))
+    bench.directory.close(clean=True)
+    bench.disk.corrupt(corrupt.path, position + 100, 1)
+    table.log = bench.open(truncate_at_corruption=True)
+    end_offset = table.log.log_end_offset
+    assert end_offset == corrupt.base_offset <= offset < corrupt.name.end_offset
+    assert all(start <= end_offset for _, start in table.log.epochs())
+    table.appended = {each: entry for each, entry in table.appended.items() if each < end_offset}
+    table.check()
+    for key in (b"x", b"y", b"z"):
+        table.put([(key, b"v")], epoch=3)
+        table.roll()
+    table.reopen()
+    assert table.keys()[-3:] == [b"x", b"y", b"z"]
+    table.check()
+
+
+def test_log_that_ends_with_a_compacted_segment_continues_in_another_one(bench: Bench) -> None:
+    """A segment that is missing behind it ends the log there; a compacted one is never appended to."""
+    table = filled(bench)
+    assert table.compact() is not None
+    for key in (b"x", b"y"):
+        table.put([(key, b"v")])
+        table.roll()
+    bench.directory.close(clean=True)
+    bench.disk.unlink(bench.path(150))
+    table.log = bench.open(truncate_at_corruption=True)
+    assert table.log.log_end_offset == 150
+    table.appended = {each: entry for each, entry in table.appended.items() if each < 150}
+    table.put([(b"z", b"v")])
+    assert bench.disk.content(bench.path(150))
+    table.reopen()
+    table.check()
