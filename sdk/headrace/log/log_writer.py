@@ -63,8 +63,7 @@ class LogWriter:
         if self._space.refusing:
             raise storage_full(state.directory)
         if state.uncut:
-            with state.disk():
-                self._truncation.remove_rest()
+            self._remove_rest()
 
     def stamp(self, batches: Sequence[tuple[bytes, BatchHeader]] | BatchRun, leader_epoch: int, at_ms: int) -> Stamped:
         """Assign checked batches the offsets from the log end, and the leader's other fields; write nothing."""
@@ -166,9 +165,13 @@ class LogWriter:
         state.uncut = True
         if refusal is None or is_no_room(refusal):
             self._space.note_full()
-        with state.disk():
-            self._truncation.remove_rest()
+        self._remove_rest()
         raise storage_full(state.directory) if refusal is None else state.failed(refusal)
+
+    def _remove_rest(self) -> None:
+        """Remove what is beyond the log end, under the round lock: a flush must see each fsync that fails (H34)."""
+        with self._durability.round_lock, self._state.disk():
+            self._truncation.remove_rest()
 
     def roll(self) -> None:
         """Close the active segment and start the next one at the log end; `flush` fsyncs the closed one later."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
@@ -259,3 +260,44 @@ def test_a_refused_fsync_is_not_made_good_by_a_second_one(bench, log):
     assert bench.disk.calls["pwritev"] == written + 3
     assert log.flush() == 3
     assert bench.disk.calls["pwritev"] == written + 3
+
+
+class WatchedFsync(MemoryFileSystem):
+    """Calls `watch` at each fsync of a segment."""
+
+    watch: Callable[[], object] | None = None
+
+    def fsync(self, descriptor: int) -> None:
+        if self.watch is not None and self._descriptors[descriptor][0].endswith(".log"):
+            self.watch()
+        super().fsync(descriptor)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_refused_append_removes_its_bytes_under_the_round_lock(bench, later):
+    """A flush in another thread waits for its fsync: that may get the error of pages which the flush writes (H34).
+
+    `later`: the bytes are removed by the next append only.
+    """
+    bench.disk = WatchedFsync()
+    log = bench.open()
+    bench.append(3)
+    locked = list[bool]()
+    with ThreadPoolExecutor(1) as threads:
+        bench.disk.watch = lambda: locked.append(not threads.submit(_try_lock, log).result())
+        bench.disk.fail("pwritev", errno.EMFILE, suffix=".log")
+        if later:
+            bench.disk.fail("truncate", errno.EMFILE, suffix=".log")
+        with pytest.raises(StorageBusyError):
+            bench.append()
+        if later:
+            bench.append()
+    assert locked == [True]
+
+
+def _try_lock(log: PartitionLog) -> bool:
+    """Return whether the round lock is free."""
+    is_free = log.durability.round_lock.acquire(blocking=False)
+    if is_free:
+        log.durability.round_lock.release()
+    return is_free
