@@ -36,10 +36,11 @@ def rebuild_producers(producers: ProducerWindows, partition_log: PartitionLog) -
     Blocks; call it in a thread, before the first use. Raises CorruptLogError, StorageOfflineError.
     """
     snapshot = partition_log.snapshots.load()
-    start = int(partition_log.log_start_offset)
+    start, restored_end = int(partition_log.log_start_offset), 0
     if snapshot is not None and producers.restore(snapshot[1]):
-        start = max(start, snapshot[0])
+        restored_end = snapshot[0]
+        start = max(start, restored_end)
     for header in partition_log.reader.checked_headers(start) if start < partition_log.log_end_offset else ():
-        if header.base_offset >= start:
+        if header.base_offset >= restored_end:  # The batch that holds the log start may begin below it.
             producers.record_batch(header)
     return start

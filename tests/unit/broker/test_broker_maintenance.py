@@ -16,7 +16,7 @@ from headrace.log.checkpoint import CheckpointFile
 from headrace.log.errors import StorageBusyError
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.partition.producer_recovery import SNAPSHOT_BYTES, SNAPSHOT_MS, SnapshotClock, rebuild_producers
-from headrace.partition.producers import ProducerWindows
+from headrace.partition.producers import Duplicate, ProducerWindows
 from headrace.wire.errors import (
     HeadraceError,
     NotEnoughReplicasError,
@@ -209,6 +209,15 @@ async def test_producers_are_not_taken_from_a_rotten_header(partition: Partition
     _rot_first_producer(tmp_path)
     with pytest.raises(CorruptLogError):
         _rebuilt(partition)
+
+
+async def test_producers_are_taken_from_the_batch_that_holds_the_log_start(partition: Partition) -> None:
+    """H48, H49: records of it are still there, so that the batch is a duplicate if its producer sends it again."""
+    values = [b"%d" % number for number in range(10)]
+    assert partition.appender.append_now([batch(*values, producer=(7, 0, 0))], -1, committed=True) is not None
+    await committed(partition, 10)
+    assert partition.open_log.retention.delete_records(5, 10) == 5
+    assert _rebuilt(partition).check(7, 0, 0, 10) == Duplicate(Offset(0), Offset(10))
 
 
 async def test_producers_are_kept_when_a_start_would_have_much_to_read(partition: Partition, tmp_path: Path) -> None:

@@ -480,10 +480,10 @@ class ThreeReplicas:
 
 
 def _from_offset(producers: ProducerWindows, start: int) -> dict[int, object]:
-    """What windows say of batches at or above `start`: (epoch, next sequence, ranges) by producer."""
+    """What windows say of batches with records at or above `start`: (epoch, next sequence, ranges) by producer."""
     found: dict[int, object] = {}
     for producer_id, producer in producers._producers.items():
-        ranges = [each for each in producer.ranges if each.base_offset >= start]
+        ranges = [each for each in producer.ranges if each.base_offset + each.record_count > start]
         if ranges:
             found[producer_id] = (producer.epoch, producer.next_sequence, ranges)
     return found
