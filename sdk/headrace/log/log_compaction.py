@@ -13,7 +13,8 @@ with all that they replace, and a follower that may have missed one begins again
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -164,8 +165,8 @@ class LogCompaction:
         the log is as it was, or compacted in part.
         """
         with self._running:
-            parts = self._parts(now_ms, high_watermark)
             try:
+                parts = self._parts(now_ms, high_watermark)
                 return self._compact(parts, now_ms, kept) if parts else None
             except _InterruptedError:
                 return None
@@ -179,12 +180,12 @@ class LogCompaction:
         compacted: the log was truncated or closed meanwhile, or that is not committed or fsynced; try again.
         """
         with self._running:
-            parts = self._parts(now_ms, high_watermark, waits=False)
-            with self._segments.lock:
-                start_offset = self._segments.items[0].base_offset
-            if (parts[-1].end_offset if parts else start_offset) < end_offset:
-                return None
             try:
+                parts = self._parts(now_ms, high_watermark, waits=False)
+                with self._segments.lock:
+                    start_offset = self._segments.items[0].base_offset
+                if (parts[-1].end_offset if parts else start_offset) < end_offset:
+                    return None
                 return self._compact(parts, now_ms, kept, purged) if parts else CompactionReport(0, 0, 0, 0, 0)
             except _InterruptedError:
                 return None
@@ -241,7 +242,10 @@ class LogCompaction:
                 self._durability.flush_dirty()
 
     def _parts(self, now_ms: int, high_watermark: int, *, waits: bool = True) -> list[SelectedSegment]:
-        """Return the segments that may be compacted: closed, fsynced, committed, and if it `waits` not too young."""
+        """Return the segments that may be compacted: closed, fsynced, committed, and if it `waits` not too young.
+
+        Raises _InterruptedError.
+        """
         self._settle_end()
         state, segments = self._state, self._segments
         with segments.lock:
@@ -251,18 +255,36 @@ class LogCompaction:
         oldest_ms = now_ms - lag_ms
         parts: list[SelectedSegment] = []
         for segment, following in pairs:
-            is_young = lag_ms and self._retention.last_append_ms(segment) > oldest_ms
-            if following.base_offset > limit or segment.base_offset >= state.flushed.segment or is_young:
+            if following.base_offset > limit or segment.base_offset >= state.flushed.segment:
                 break
+            with self._interruptible():
+                if lag_ms and self._retention.last_append_ms(segment) > oldest_ms:
+                    break
             parts.append(SelectedSegment(segment, following.base_offset))
         return parts
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Raise _InterruptedError instead of an error that a removal or a truncation meanwhile explains."""
+        truncations = self._state.truncations
+        try:
+            yield
+        except (SegmentGoneError, CorruptLogError) as error:
+            if isinstance(error, CorruptLogError) and self._state.truncations == truncations:
+                raise
+            raise _InterruptedError from None
 
     def is_due(self, now_ms: int, high_watermark: int) -> bool:
         """Return whether to compact the log at `now_ms`, in ms since 1970. May block; raises as `compact`.
 
         It is if enough of the closed segments has not been compacted, one of them for long, or deletions are old.
         """
-        if not self._is_due(now_ms, high_watermark):
+        try:
+            with self._interruptible():
+                is_due = self._is_due(now_ms, high_watermark)
+        except _InterruptedError:
+            is_due = False
+        if not is_due:
             self._due_ms = None
         elif self._due_ms is None:
             self._due_ms = now_ms

@@ -15,6 +15,7 @@ from headrace.log.errors import REFUSALS
 from headrace.log.log_state import LogState
 from headrace.log.removal import DeletedFiles, SegmentAge, expired
 from headrace.log.segment import Segment
+from headrace.log.segments import SegmentGoneError
 from headrace.wire.errors import OffsetOutOfRangeError
 from headrace.wire.ids import Offset
 
@@ -40,14 +41,20 @@ class LogRetention:
         ages: list[SegmentAge] = []
         count = 0
         for segment, following in pairs:
-            ages.append(SegmentAge(following.base_offset, segment.size_bytes, self.last_append_ms(segment)))
+            try:
+                ages.append(SegmentAge(following.base_offset, segment.size_bytes, self.last_append_ms(segment)))
+            except SegmentGoneError:  # The next round looks at what has replaced it.
+                break
             count = expired(ages, total_bytes, high_watermark, now_ms, state.settings)
             if count < len(ages):
                 break
         return Offset(ages[count - 1].end_offset if count else state.log_start_offset)
 
     def last_append_ms(self, segment: Segment) -> int:
-        """Return the append timestamp of the last batch of a closed segment. May block on the disk."""
+        """Return the append timestamp of the last batch of a closed segment. May block on the disk.
+
+        Raises SegmentGoneError if the segment has left the log.
+        """
         if not segment.index_ready:
             self._segments.files.make_room()
             with self._state.disk():

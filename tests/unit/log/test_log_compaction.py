@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from headrace.log import LogSettings, log_compaction, record_selection
+from headrace.log import LogSettings, PartitionLog, log_compaction, record_selection
 from headrace.log.compacted_writer import Mask
 from headrace.log.log_compaction import DELETIONS_EVERY_MS, CompactionReport
 from headrace.log.newer_keys import NewerKeys
@@ -24,6 +24,7 @@ from headrace.wire.table_keys import expiry_headers, table_key
 
 from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost
 from tests.unit.log.conftest import Bench
+from tests.unit.log.test_log_look_ups import InterruptedDisk
 
 DAY_MS = 24 * 3_600_000
 Entry = tuple[int, bytes | None, bytes | None, int, tuple[tuple[str, bytes], ...]]
@@ -665,3 +666,31 @@ def test_log_that_ends_with_a_compacted_segment_continues_in_another_one(bench: 
     assert bench.disk.content(bench.path(150))
     table.reopen()
     table.check()
+
+
+LOOKS: dict[str, Callable[[PartitionLog, int], object]] = {
+    "is due": lambda log, now_ms: log.compaction.is_due(now_ms, 100),
+    "compact": lambda log, now_ms: log.compaction.compact(now_ms, 100),
+    "retention": lambda log, now_ms: log.retention.plan(now_ms, 100),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_log_whose_segments_are_removed_meanwhile_stays_in_service(look: Callable[[PartitionLog, int], object]) -> None:
+    """Segments that are gone when their times are read are looked at another time (H34)."""
+    disk = InterruptedDisk()
+    bench = Bench(disk=disk)
+    table = Table(bench, segment_bytes=2_000, min_compaction_lag_ms=1_000, retention_ms=1_000)
+    for _ in range(50):
+        table.put([(b"a", b"v" * 100), (b"b", b"v" * 100)])
+    table.log.durability.checkpoint(bench.now_ms, 100, force=True)
+    bench.directory.close(clean=True)
+    for name in bench.disk.list_directory(table.log.directory):
+        if name.endswith((".index", ".timeindex")):
+            bench.disk.unlink(f"{table.log.directory}/{name}")
+    log = bench.open()
+    disk.meanwhile = lambda: log.retention.delete_records(90, 100)
+    look(log, bench.now_ms + 10_000)
+    assert disk.meanwhile is None
+    assert not log.offline
+    assert log.reader.verify() == log.log_end_offset
