@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import numpy as np
 
@@ -61,8 +60,7 @@ class ClosedSegments:
     def _deleted_ms(self, segment: Segment) -> int:
         """Return when the first batch with a null value was appended; -1 if there is none."""
         if segment.deleted_ms is None:
-            segment.deleted_ms = -1
-            with suppress(SegmentGoneError), self._state.disk():
+            with self._state.disk():
                 interval_bytes = self._state.settings.index_interval_bytes
                 headers = self._segments.walk(segment, segment.base_offset, interval_bytes)
                 times = (header.append_timestamp_ms for _, header in headers if header.flags & _NULL_VALUES)
@@ -74,10 +72,8 @@ class ClosedSegments:
         if not self._state.settings.expires_records:
             return -1
         if segment.expired_ms is None:
-            segment.expired_ms = -1
-            with suppress(SegmentGoneError):
-                ends = [_first_end(columns, header) for columns, header, _ in self.batches(segment)]
-                segment.expired_ms = min((end for end in ends if end >= 0), default=-1)
+            ends = [_first_end(columns, header) for columns, header, _ in self.batches(segment)]
+            segment.expired_ms = min((end for end in ends if end >= 0), default=-1)
         return segment.expired_ms
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from headrace.log import LogSettings, PartitionLog, log_compaction, record_selection
 from headrace.log.compacted_writer import Mask
+from headrace.log.errors import StorageBusyError
 from headrace.log.log_compaction import DELETIONS_EVERY_MS, CompactionReport
 from headrace.log.newer_keys import NewerKeys
 from headrace.log.record_selection import NOTHING_KEPT, Kept
@@ -694,3 +696,20 @@ def test_log_whose_segments_are_removed_meanwhile_stays_in_service(look: Callabl
     assert disk.meanwhile is None
     assert not log.offline
     assert log.reader.verify() == log.log_end_offset
+
+
+def test_a_refused_look_for_deletions_is_repeated(bench: Bench) -> None:
+    """A segment whose deletions could not be read does not count as one without any."""
+    table = Table(bench, delete_retention_ms=DAY_MS, expires_records=True)
+    table.put([(table_key(b"r", b"c"), b"v")], expires_ms=bench.now_ms)
+    table.roll()
+    table.compact()
+    table.reopen()
+    assert table.compact(force=False) is None
+    bench.now_ms += 2 * DAY_MS
+    table.reopen()
+    bench.disk.fail("pread", errno.ENOMEM, suffix=".log")
+    with pytest.raises(StorageBusyError):
+        table.compact(force=False)
+    assert table.compact(force=False) is not None
+    assert table.keys() == []
