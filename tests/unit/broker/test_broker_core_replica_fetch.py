@@ -245,6 +245,22 @@ def test_at_the_log_start_the_chain_is_judged_too(log_start: int) -> None:
         assert compare_logs(node.log, replace(fresh, offset=5)) == Restart(4, crc)
 
 
+def test_a_copy_of_an_emptied_log_stays_one_in_a_new_epoch() -> None:
+    """A follower at the leader's log start with its chain keeps its log and its producers (H49)."""
+    partition = leader_with_epochs()
+    node = partition[LEADER]
+    node.flush()
+    for broker in (FOLLOWER, THIRD):
+        partition.catch_up(broker, LEADER)
+    crc = node.log.last_crc
+    node.delete_records(8)
+    assert compare_logs(node.log, asked(partition, offset=8, last_epoch=3, last_crc=crc)) is None
+    node.log.start_epoch(4)
+    request = asked(partition, offset=8, last_epoch=3, last_crc=crc)
+    assert compare_logs(node.log, request) is None
+    assert compare_logs(node.log, replace(request, last_crc=crc ^ 1)) == Restart(8, crc)
+
+
 def test_an_append_during_the_comparison_makes_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """H46: a slow append ends in its thread between two looks at the log's end; a good copy stays one."""
     partition = leader_with_epochs()
