@@ -151,9 +151,10 @@ class IndexFile:
             _write_all(filesystem, descriptor, head + crc32c(head).to_bytes(4, "little"), 0)
         finally:
             filesystem.close(descriptor)
-        if self.body is not None:
-            self.body.extend(self.tail)
-            self._cache.used(self, len(self.body) * self.body.itemsize)
+        body = self.body  # Another log's thread may evict it meanwhile.
+        if body is not None:
+            body.extend(self.tail)
+            self._cache.used(self, len(body) * body.itemsize)
         self.written = (count, crc)
         self.tail = array(self.typecode)
 

@@ -6,7 +6,8 @@ For a bounded number of steps.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -14,10 +15,13 @@ from pathlib import Path
 
 import pytest
 from headrace.log import DataDirectory, DiskLimits, LogSettings, PartitionLog, SliceCutError, TimestampKind
+from headrace.log.index import IndexCache, IndexFile
 from headrace.log.os_filesystem import OsFileSystem
 from headrace.wire.batch import read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.errors import OffsetOutOfRangeError
+
+from tests.fakes.memory_filesystem import MemoryFileSystem
 
 APPENDS = 600
 READ_BYTES = 2_000
@@ -202,3 +206,20 @@ def test_close_waits_for_the_append_under_way(tmp_path: Path) -> None:
     assert reopened.log_end_offset == 1
     assert reopened.recovery.scanned_bytes == 0
     directory.close(clean=False)
+
+
+def test_an_index_that_is_evicted_while_it_is_written() -> None:
+    """A reader of another log may evict the body between two steps of a checkpoint."""
+    disk, cache = MemoryFileSystem(), IndexCache(1 << 20)
+    index = IndexFile("/00.index", b"HRIX", "I", 2, cache)
+
+    class Evicted(array):  # type: ignore[type-arg]
+        def extend(self, items: Iterable[int]) -> None:
+            super().extend(items)
+            index.body = None
+
+    index.body = Evicted("I")
+    index.tail.extend((1, 100))
+    index.write(disk, (0, 2, 200, 5, 5), 100)
+    assert (index.written[0], list(index.tail)) == (1, [])
+    assert list(index.load(disk, load=True) or ()) == [1, 100]
