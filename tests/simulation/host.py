@@ -231,15 +231,26 @@ class Host:
         replica: Any = partition.replica
         watched: Any = partition.reads
         replica.handle = partial(self._handle, replica, replica.handle)
-        watched.compare_fetch = partial(self._compare_fetch, watched.compare_fetch)
+        watched.compare_now = partial(self._compare_now, watched.compare_now)
+        watched.compare = partial(self._compare, watched.compare)
         self.checks.touched(self)
 
-    def _compare_fetch(self, compare: Any, request: FetchRequest) -> Any:
+    def _compare_now(self, compare: Any, request: FetchRequest) -> Any:
+        decision, blocks = compare(request)
+        self._judge(request, decision)
+        return decision, blocks
+
+    async def _compare(self, compare: Any, request: FetchRequest) -> Any:
+        self.broker.cluster.world.count("comparisons of logs in a thread")
+        decision = await compare(request)
+        self._judge(request, decision)
+        return decision
+
+    def _judge(self, request: FetchRequest, decision: Any) -> None:
+        """The core is told of the fetch next, if it is told of it."""
         self._judged = request
-        decision = compare(request)
         if decision is not None:
             self._note(f"judges b{request.follower.broker_id}: {decision}")
-        return decision
 
     def _handle(self, replica: PartitionReplica, handle: Any, event: Any) -> Any:
         checks, kind = self.checks, type(event)

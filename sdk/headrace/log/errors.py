@@ -71,6 +71,10 @@ class SliceCutError(HeadraceError):
     default_code = ErrorCode.OFFSET_NOT_AVAILABLE
 
 
+class WouldBlockError(Exception):
+    """A look-up that must not wait for the disk would have to: repeat it in a thread (H46)."""
+
+
 class DirectoryInUseError(HeadraceError):
     """Another process has locked the data directory; stop it, or set another data_dir for this broker."""
 

@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from headrace.log.errors import CorruptLogError, SliceCutError
+from headrace.log.errors import CorruptLogError, SliceCutError, WouldBlockError
 from headrace.log.log_state import LogState
 from headrace.log.open_files import OpenFile
 from headrace.log.scan import BadBatch, ChainPoint, ReadAt, check_batches, check_next, walk_headers
 from headrace.log.segment import Segment
-from headrace.log.segments import SegmentGoneError, WouldBlockError
+from headrace.log.segments import SegmentGoneError
 from headrace.log.slices import Slice
 from headrace.log.timestamps import (
     TimestampedOffset,
@@ -168,13 +168,15 @@ class LogReader:
         return end
 
     @contextmanager
-    def _pinned(self, segment: Segment, cuts: int) -> Iterator[OpenFile]:
+    def _pinned(self, segment: Segment, cuts: int, *, nowait: bool = False) -> Iterator[OpenFile]:
         """Pin one segment of a walk that began when it had been truncated `cuts` times.
 
         Raises SegmentGoneError if it has left the list, SliceCutError if it was truncated since: batches read after
-        that are neither corruption nor a valid result.
+        that are neither corruption nor a valid result. With `nowait`, raises WouldBlockError rather than fsync another
+        log to make room.
         """
-        self._segments.files.make_room()
+        if not self._segments.files.make_room(nowait=nowait):
+            raise WouldBlockError
         with self._state.disk():
             file = self._segments.pin(segment)
             try:
@@ -226,15 +228,29 @@ class LogReader:
             raise OffsetOutOfRangeError(f"offset {offset} is the end of the log: no batch holds it")
         return header
 
-    def first_batch(self) -> tuple[Offset, int]:
+    def batch_with_nowait(self, offset: int) -> BatchHeader:
+        """As `batch_with`, but raise WouldBlockError if the look-up would block on the disk (H46)."""
+        with self._segments.lock:
+            self._state.check_online()
+            self._check_range(offset, self._state.end.offset - 1)
+            segment = self._segments.find(offset)
+            cuts = segment.cuts
+        try:
+            with self._pinned(segment, cuts, nowait=True) as file:
+                return self._locate(segment, self._segments.reader(file, nowait=True), offset, nowait=True)[1]
+        except SegmentGoneError:
+            raise WouldBlockError from None
+
+    def first_batch(self, *, nowait: bool = False) -> tuple[Offset, int]:
         """Return where a copy of this log begins: base offset and `previous_crc` of the batch that holds the log start.
 
-        For an empty log, the log end and its `crc`. May block; raises as `read`.
+        For an empty log, the log end and its `crc`. May block; raises as `read`. With `nowait` as `batch_with_nowait`.
         """
         end = self._state.end  # read once: another thread may append a batch
         if self._state.log_start_offset >= end.offset:
             return Offset(end.offset), end.crc
-        header = self.batch_with(self._state.log_start_offset)
+        batch_with = self.batch_with_nowait if nowait else self.batch_with
+        header = batch_with(self._state.log_start_offset)
         return Offset(header.base_offset), header.previous_crc
 
     def newest_append_ms(self) -> int:

@@ -10,16 +10,12 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from headrace.log.errors import CorruptLogError
+from headrace.log.errors import CorruptLogError, WouldBlockError
 from headrace.log.index import IndexCache, SegmentIndex
 from headrace.log.open_files import Holder, OpenFile, OpenFiles
 from headrace.log.scan import ReadAt, walk_headers
 from headrace.log.segment import INDEX_SUFFIXES, Segment, SegmentName
 from headrace.wire.batch import BatchHeader
-
-
-class WouldBlockError(Exception):
-    """A non-blocking look-up would have to block; never leaves this package."""
 
 
 class SegmentGoneError(Exception):

@@ -157,7 +157,7 @@ async def test_a_failed_write_takes_the_replica_offline_though_its_stream_broke(
     assert follower.partition.replica.role is Role.OFFLINE
 
 
-def test_a_stream_that_has_ended_takes_no_fetch_in() -> None:
+async def test_a_stream_that_has_ended_takes_no_fetch_in() -> None:
     """H6, H17: what a follower sent before it came again is behind what it has sent since."""
     found: list[object] = []
     context = SimpleNamespace(clock=ManualClock())
@@ -165,5 +165,5 @@ def test_a_stream_that_has_ended_takes_no_fetch_in() -> None:
     stream.close()
     request = replication_pb2.ReplicaFetchRequest()
     request.topics.add(topic_id=TOPIC_ID).partitions.add(partition=0)
-    stream.on_message(request)
+    await stream.on_message(request)
     assert not found

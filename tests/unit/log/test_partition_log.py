@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from headrace.log import LogSettings, SliceCutError, TimestampKind
+from headrace.log.errors import WouldBlockError
 from headrace.wire.batch import read_header
 from headrace.wire.columns import encode_batch
 from headrace.wire.errors import CorruptBatchError, OffsetOutOfRangeError
@@ -32,6 +33,19 @@ def test_read_nowait_gives_up_where_the_disk_must_be_waited_for(bench, log):
         assert found.try_read_nowait() is None
         bench.disk.cached = True
         assert found.try_read_nowait() == found.read()
+
+
+def test_batch_with_nowait_gives_up_where_the_disk_must_be_waited_for(bench, log):
+    """No page in the cache, or no index in memory: an error, for the first batch as for another (H46)."""
+    bench.append(3)
+    assert log.reader.batch_with_nowait(1) == log.reader.batch_with(1)
+    assert log.reader.first_batch(nowait=True) == log.reader.first_batch()
+    with pytest.raises(OffsetOutOfRangeError):
+        log.reader.batch_with_nowait(3)
+    bench.disk.cached = False
+    for look_up in (lambda: log.reader.batch_with_nowait(1), lambda: log.reader.first_batch(nowait=True)):
+        with pytest.raises(WouldBlockError):
+            look_up()
 
 
 def test_batch_that_passes_the_end_asked_for_is_held_back(bench, log):

@@ -28,7 +28,7 @@ from headrace_broker.core.roles import Role, leader_hint
 
 
 class ReplicaReader(Protocol):
-    """Read access to batches, implemented by `headrace.log.log_reader.LogReader`."""
+    """Read access to batches, implemented by `headrace.log.log_reader.LogReader`, or without blocking."""
 
     def batch_with(self, offset: int) -> BatchHeader:
         """Return the header of the batch that contains `offset`."""
@@ -181,45 +181,46 @@ def check_fetch(replica: PartitionReplica, request: FetchRequest) -> None:
         )
 
 
-def compare_logs(log: ReplicaLog, request: FetchRequest) -> FetchDecision | None:
+def compare_logs(log: ReplicaLog, request: FetchRequest, reader: ReplicaReader | None = None) -> FetchDecision | None:
     """Compare the follower's log with this one; `None` means that they are equal below `offset` (H1, H2, H3).
 
-    May read one batch header. Truncation is by epoch only: the response contains the largest epoch that both logs may
-    have and its end in this log. If the epochs agree but the CRC chain differs, the follower goes back one batch.
+    May read batch headers by `reader`; `None` means `log.reader`, which may block. Truncation is by epoch only: the
+    response contains the largest epoch that both logs may have and its end in this log. If the epochs agree but the CRC
+    chain differs, the follower goes back one batch.
 
     A compacted log has the same offsets, epochs and chain (`headrace.log.log_compaction`). But a follower that was away
     may end within a batch that compaction has made of several: it goes back to the start of that. Or it may have
     missed the deletion of a record that it has, if the deletion is gone here: it copies the log from its start.
     """
-    offset = request.offset
+    offset, reader = request.offset, reader or log.reader
     if offset < log.log_start_offset:
-        start, previous_crc = log.reader.first_batch()
+        start, previous_crc = reader.first_batch()
         if offset < start:
             return Restart(start, previous_crc)
-        if offset > start and log.reader.batch_with(log.log_start_offset).is_compacted:
+        if offset > start and reader.batch_with(log.log_start_offset).is_compacted:
             return Restart(start, previous_crc, is_compacted=True)  # The follower ends within the first batch.
     if offset == log.log_start_offset and (offset, request.last_crc) == log.reader.first_batch():
         return None  # Of an emptied log only a later epoch may be left.
     if request.last_epoch >= 0:
         epoch, end_offset = log.epoch_end(request.last_epoch)
         if epoch < 0:  # This log has only later epochs left.
-            return Restart(*log.reader.first_batch())
+            return Restart(*reader.first_batch())
         if epoch != request.last_epoch or end_offset < offset:
             return Diverged(epoch, end_offset)
     elif offset > log.log_end_offset:
         return Diverged(-1, log.log_end_offset)
     if _may_miss(log.log_start_offset, offset, request.deletions_end, log.deletions_end):
-        return Restart(*log.reader.first_batch(), is_compacted=True)
+        return Restart(*reader.first_batch(), is_compacted=True)
     if offset <= log.log_start_offset:
-        is_copy = (offset, request.last_crc) == log.reader.first_batch()
+        is_copy = (offset, request.last_crc) == reader.first_batch()
     elif offset == log.log_end_offset and request.last_crc == log.last_crc:
         is_copy = True
     else:  # Also reached if a concurrent append has just moved the log end; data before `offset` does not change.
-        before = log.reader.batch_with(offset - 1)
+        before = reader.batch_with(offset - 1)
         if before.is_compacted and before.end_offset > offset:
             return Diverged(request.last_epoch, before.base_offset, is_compacted=True)
         is_copy = before.end_offset == offset and before.chain_crc == request.last_crc
-    return None if is_copy else _one_batch_back(log, request)
+    return None if is_copy else _one_batch_back(log, request, reader)
 
 
 def _may_miss(start_offset: int, end_offset: int, deletions_end: int, leaders_deletions_end: int) -> bool:
@@ -230,16 +231,16 @@ def _may_miss(start_offset: int, end_offset: int, deletions_end: int, leaders_de
     return start_offset < end_offset < leaders_deletions_end and deletions_end < leaders_deletions_end
 
 
-def _one_batch_back(log: ReplicaLog, request: FetchRequest) -> FetchDecision:
+def _one_batch_back(log: ReplicaLog, request: FetchRequest, reader: ReplicaReader) -> FetchDecision:
     """Send the follower back by one batch: the epochs agree but the CRC chain differs, so that one log is corrupt.
 
     Raise if the corrupt log is this one: a follower with an intact log must not truncate it (I17).
     """
     if request.offset <= log.log_start_offset:
-        return Restart(*log.reader.first_batch())
-    base_offset = log.reader.batch_with(request.offset - 1).base_offset
-    log.reader.verify_from(max(base_offset, log.log_start_offset), 1)
-    return Restart(*log.reader.first_batch()) if request.last_epoch < 0 else Diverged(request.last_epoch, base_offset)
+        return Restart(*reader.first_batch())
+    base_offset = reader.batch_with(request.offset - 1).base_offset
+    reader.verify_from(max(base_offset, log.log_start_offset), 1)
+    return Restart(*reader.first_batch()) if request.last_epoch < 0 else Diverged(request.last_epoch, base_offset)
 
 
 # --- the follower's side ---

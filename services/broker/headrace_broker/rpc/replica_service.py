@@ -49,9 +49,8 @@ class ReplicaService:
             raise InvalidRequestError("the first message of a stream says who follows")
         session = self._replication.open_stream(request.follower, challenge, self._replica_manager.get)
         stream.admit(MAX_REQUEST_BYTES)
-        reader = asyncio.create_task(_read(stream, session))
+        reader = asyncio.create_task(_read(stream, session, request))
         try:
-            session.on_message(request)
             async for outgoing in session.responses():
                 await stream.write(outgoing)
         finally:
@@ -59,10 +58,14 @@ class ReplicaService:
             await cancel_and_wait(reader)
 
 
-async def _read(stream: MessageStream, session: FollowerFetchSession) -> None:
+async def _read(
+    stream: MessageStream, session: FollowerFetchSession, first: replication_pb2.ReplicaFetchRequest
+) -> None:
+    request: replication_pb2.ReplicaFetchRequest | None = first
     try:
-        while (request := await _receive(stream)) is not None:
-            session.on_message(request)
+        while request is not None:
+            await session.on_message(request)
+            request = await _receive(stream)
     except TimeoutError:
         pass  # The follower has fallen silent; it will connect again.
     finally:

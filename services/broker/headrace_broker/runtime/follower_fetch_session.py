@@ -18,6 +18,7 @@ from headrace.wire.ids import Offset
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.native.outgoing import OutgoingMessage, read_small
 from headrace_server.partition_state import Replica
+from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.core.messages import FollowerFetched
 from headrace_broker.core.replica_fetch import Diverged, FetchDecision, FetchRequest, check_fetch
@@ -36,6 +37,16 @@ WATERMARK_DELAY_SECONDS = 0.05
 """Delay before a high watermark without new records is sent, so that records can carry it."""
 
 PartitionId = tuple[bytes, int]
+
+
+@dataclass(slots=True)
+class _Uncompared:
+    """Fetch whose comparison of logs would block."""
+
+    partition: Partition
+    request: FetchRequest
+    at_ms: int
+    corruption_detected: bool
 
 
 @dataclass(slots=True)
@@ -76,6 +87,8 @@ class FollowerFetchSession:
         self._may_join = may_join
         self._on_heartbeat = on_heartbeat
         self._context = context
+        self._uncompared: dict[PartitionId, _Uncompared] = {}
+        self._comparing: asyncio.Task[None] | None = None
         self._waiting: dict[PartitionId, _Waiting] = {}
         self._ready: dict[PartitionId, None] = {}  # keys of `_waiting` in the order of the responses
         self._refused: dict[PartitionId, _Refused] = {}
@@ -90,21 +103,29 @@ class FollowerFetchSession:
         for waiting in self._waiting.values():
             waiting.partition.delayed_fetches.pop(self, None)
         self._waiting.clear()
+        self._uncompared.clear()
         if self._watermark_timer is not None:
             self._watermark_timer.cancel()
         self._wake.set()
 
     # --- fetches ---
 
-    def on_message(self, request: replication_pb2.ReplicaFetchRequest) -> None:
-        """Process one message of the follower; drop it if a later stream has taken over."""
-        if self._closed:
-            return
-        self.heard_ms = self._context.clock.monotonic_ms()
-        self._on_heartbeat(self.follower.broker_id, self.heard_ms)
+    async def on_message(self, request: replication_pb2.ReplicaFetchRequest) -> None:
+        """Process one message of the follower; drop it if a later stream has taken over.
+
+        Comparisons of logs that would block continue in a task, so that later messages are read meanwhile.
+        """
+        handled = 0
+        if not self._closed:
+            self.heard_ms = self._context.clock.monotonic_ms()
+            self._on_heartbeat(self.follower.broker_id, self.heard_ms)
         for topic in request.topics:
             for entry in topic.partitions:
+                if self._closed:
+                    return
                 self._on_fetch((topic.topic_id, entry.partition), entry)
+                await let_others_run(handled, LIGHT_ITEMS_PER_TURN)
+                handled += 1
 
     def _on_fetch(self, key: PartitionId, entry: replication_pb2.PartitionReplicaFetch) -> None:
         self._forget(key)
@@ -113,11 +134,40 @@ class FollowerFetchSession:
         try:
             if partition is None:
                 raise NotLeaderError("this broker holds no replica of the partition", outcome=Outcome.NOT_APPLIED)
-            decision = partition.reads.compare_fetch(request)
+            decision, would_block = partition.reads.compare_now(request)
         except HeadraceError as error:
             self._refuse(key, request, error)
             return
-        if entry.corruption_detected:
+        fetch = _Uncompared(partition, request, self.heard_ms, entry.corruption_detected)
+        if not would_block:
+            self._on_compared(key, fetch, decision)
+            return
+        self._uncompared[key] = fetch
+        if self._comparing is None or self._comparing.done():
+            self._comparing = asyncio.create_task(self._compare())
+            self._context.watch(self._comparing)
+
+    async def _compare(self) -> None:
+        """Compare in a thread what would block the event loop; one at a time leaves threads to other calls."""
+        while self._uncompared:
+            key, fetch = next(iter(self._uncompared.items()))
+            answer: FetchDecision | HeadraceError | None
+            try:
+                answer = await fetch.partition.reads.compare(fetch.request)
+            except HeadraceError as error:
+                answer = error
+            if self._uncompared.get(key) is not fetch:
+                continue  # A later fetch has replaced it, or the stream has ended.
+            del self._uncompared[key]
+            if isinstance(answer, HeadraceError):
+                self._refuse(key, fetch.request, answer)
+            else:
+                self._on_compared(key, fetch, answer)
+
+    def _on_compared(self, key: PartitionId, fetch: _Uncompared, decision: FetchDecision | None) -> None:
+        """Answer a fetch by `decision`; without one it acknowledges, and waits for what there is to send."""
+        partition, request = fetch.partition, fetch.request
+        if fetch.corruption_detected:
             partition.corruption.verify(request.offset)
         if decision is not None:
             self._refuse(key, request, decision)
@@ -129,7 +179,7 @@ class FollowerFetchSession:
                 self.follower,
                 Offset(request.offset),
                 Offset(request.durable_offset),
-                self.heard_ms,
+                fetch.at_ms,
                 self._may_join(self.follower),
                 request.log_start_offset,
             )
@@ -148,6 +198,7 @@ class FollowerFetchSession:
         self._ready.pop(key, None)
         self._pending_watermarks.pop(key, None)
         self._refused.pop(key, None)
+        self._uncompared.pop(key, None)
         if waiting is not None:
             waiting.partition.delayed_fetches.pop(self, None)
 
@@ -208,13 +259,15 @@ class FollowerFetchSession:
             result = response.add(key)
             result.token, result.leader_epoch = refusal.request_token, refusal.leader_epoch
             _write_answer(result, refusal.answer)
-        room = self._context.settings.max_replica_fetch_bytes
+        room, answered = self._context.settings.max_replica_fetch_bytes, 0
         while self._ready and room > 0:
             key = next(iter(self._ready))
             del self._ready[key]
             waiting = self._waiting.get(key)
             if waiting is not None:
                 room -= await self._answer(key, waiting, room, response)
+                await let_others_run(answered, LIGHT_ITEMS_PER_TURN)
+                answered += 1
 
     async def _answer(self, key: PartitionId, waiting: _Waiting, room: int, response: _Response) -> int:
         """Answer one fetch that waits; return the bytes of its batches."""

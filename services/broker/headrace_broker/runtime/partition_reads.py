@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.log.errors import WouldBlockError
 from headrace.log.log import TimestampedOffset, TimestampKind
+from headrace.log.log_reader import LogReader
 from headrace.log.slices import Slice
+from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
 
@@ -20,6 +23,25 @@ from headrace_broker.core.replica_fetch import (
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
+
+
+class _NowaitReader:
+    """Implements `core.replica_fetch.ReplicaReader`; raises WouldBlockError rather than wait for the disk."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    def batch_with(self, offset: int) -> BatchHeader:
+        """See `ReplicaReader`."""
+        return self._reader.batch_with_nowait(offset)
+
+    def first_batch(self) -> tuple[Offset, int]:
+        """See `ReplicaReader`."""
+        return self._reader.first_batch(nowait=True)
+
+    def verify_from(self, offset: int, max_bytes: int) -> tuple[Offset, int]:
+        """See `ReplicaReader`; reads a whole batch, which is left to a thread."""
+        raise WouldBlockError
 
 
 class PartitionReads:
@@ -107,11 +129,29 @@ class PartitionReads:
             self._partition.corruption.note_read_error(error)
             raise
 
-    def compare_fetch(self, request: FetchRequest) -> FetchDecision | None:
-        """Run `replica_fetch.check_fetch` and `compare_logs`; take the replica offline if its log is corrupt."""
+    def compare_now(self, request: FetchRequest) -> tuple[FetchDecision | None, bool]:
+        """Run `replica_fetch.compare_logs` without blocking; return (decision, whether it would block).
+
+        Takes the replica offline if its log is corrupt. Raises as `replica_fetch.check_fetch` and `LogReader.read`.
+        """
         check_fetch(self._replica, request)
+        partition_log = self._partition.open_log
         try:
-            return compare_logs(self._partition.open_log, request)
+            return compare_logs(partition_log, request, _NowaitReader(partition_log.reader)), False
+        except WouldBlockError:
+            return None, True
         except HeadraceError as error:
             self._partition.corruption.note_read_error(error)
             raise
+
+    async def compare(self, request: FetchRequest) -> FetchDecision | None:
+        """Return the decision of `compare_now`, made in a thread (H46). Raises as `compare_now`."""
+        self._context.metrics.blocking_reads.inc()
+        partition_log = self._partition.open_log
+        try:
+            decision = await self._partition.in_thread(lambda: compare_logs(partition_log, request))
+        except HeadraceError as error:
+            self._partition.corruption.note_read_error(error)
+            raise
+        check_fetch(self._replica, request)  # Leadership may have ended, and the log may have been truncated.
+        return decision
