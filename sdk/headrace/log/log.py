@@ -197,9 +197,9 @@ class PartitionLog:
     # -- append ----------------------------------------------------------------------------------------------------
 
     @property
-    def is_closed_while_idle(self) -> bool:
-        """Whether the next append opens the active segment's file, which may first fsync another log's file."""
-        return self._segments.active_file is None
+    def append_may_sync(self) -> bool:
+        """Whether the next append may fsync first: the epochs, or another log's file to open the active segment's."""
+        return self._segments.active_file is None or self.durability.epochs_due
 
     def append(
         self, batches: Sequence[tuple[bytes, BatchHeader]] | BatchRun, *, leader_epoch: int, append_timestamp_ms: int

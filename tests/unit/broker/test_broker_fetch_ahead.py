@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from headrace.log.errors import storage_full
+from headrace.log.os_filesystem import OsFileSystem
 from headrace.partition.topic_configs import Durability
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidRequestError
@@ -34,12 +35,12 @@ LARGE = bytes(200_000)
 """A batch of it is written in a thread."""
 
 
-def slices(count: int) -> list[bytes]:
+def slices(count: int, value: bytes = LARGE) -> list[bytes]:
     """Batches of one record from offset 0, as the leader of epoch 1 has them."""
     made: list[bytes] = []
     previous_crc = 0
     for offset in range(count):
-        data = batch(LARGE)
+        data = batch(value)
         header = read_header(data)
         made.append(
             stamp(header, base_offset=offset, append_timestamp_ms=1, leader_epoch=1, previous_crc=previous_crc)
@@ -367,3 +368,34 @@ async def test_a_message_that_contradicts_itself_ends_the_stream(follower: Follo
     stream.put(response, b"four")
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         await follower.fetcher._talk(cast(Any, stream))
+
+
+async def test_a_leader_epoch_that_begins_is_synced_in_a_thread(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H46: after a failover the first answer of each partition is small; the next ones append on the loop."""
+    syncing: list[bool] = []
+    appending: list[bool] = []
+    main = threading.current_thread()
+    for name in ("fsync", "fsync_directory"):
+        sync = getattr(OsFileSystem, name)
+
+        def noted(filesystem: OsFileSystem, file: Any, sync: Callable[..., None] = sync) -> None:
+            syncing.append(threading.current_thread() is main)
+            sync(filesystem, file)
+
+        monkeypatch.setattr(OsFileSystem, name, noted)
+
+    def append(data: Any, append: Callable[..., Any] = follower.partition.open_log.append_replicated) -> Any:
+        appending.append(threading.current_thread() is main)
+        return append(data)
+
+    monkeypatch.setattr(follower.partition.open_log, "append_replicated", append)
+    follower.gate.set()
+    for data in slices(2, b"small"):
+        assert await follower.partition.follower.take_answer(answer(follower.fetch(), data, 0))
+        follower.fetcher.fetch(follower.partition)
+    assert syncing
+    assert not any(syncing)
+    assert appending == [False, True]
+    assert follower.partition.open_log.epochs() == ((1, 0),)

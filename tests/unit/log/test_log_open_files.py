@@ -184,7 +184,7 @@ def test_a_read_that_may_not_block_syncs_no_file_of_another_log() -> None:
     for number in range(3):
         logs.append(number)
     assert [logs.is_open(number) for number in range(3)] == [False, True, True]
-    assert logs.logs[0].is_closed_while_idle
+    assert logs.logs[0].append_may_sync
     assert logs.logs[0].reader.read_nowait(0, 1 << 20, 1) is None
     assert [logs.is_open(number) for number in range(3)] == [False, True, True]
     assert logs.read(0) == logs.values[0]

@@ -107,7 +107,7 @@ class PartitionAppender:
         partition_log, config = self._partition.log, self._partition.config
         if self.is_slow or self._appending or self._log_lock.locked() or find_compressed(batches, config):
             return None
-        if partition_log is not None and partition_log.is_closed_while_idle:
+        if partition_log is not None and partition_log.append_may_sync:
             return None
         if sum(map(len, batches)) >= LARGE_BYTES and has_others():
             return None
