@@ -321,6 +321,8 @@ class Followed:
             offset, epoch, crc = 0, -1, 0
 
     class follower:
+        leader_flushed_offset = 0
+
         @staticmethod
         def may_fetch() -> bool:
             return True

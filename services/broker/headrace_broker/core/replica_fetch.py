@@ -97,6 +97,7 @@ class FetchRequest:
     read_offset: int = 0  # the response begins here if the follower is still writing what lies below; 0 means `offset`
     log_start_offset: int = 0  # of the follower
     deletions_end: int = 0  # of the follower
+    leader_flushed_offset: int | None = None  # last one that the follower has used; `None` if its release uses none
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class FetchAnswer:
     more: bool = False  # the leader's log continues after `batches`
     next_offset: int = 0  # where it continues; 0 means unknown
     deletions_end: int = 0  # of the leader
+    flushed_offset: int = 0  # of the leader
 
 
 # --- the leader's side ---
@@ -223,6 +225,17 @@ def compare_logs(log: ReplicaLog, request: FetchRequest, reader: ReplicaReader |
     return None if is_copy else _one_batch_back(log, request, reader)
 
 
+def must_report_flush(replica: PartitionReplica, request: FetchRequest) -> bool:
+    """Return whether a waiting fetch must be answered with the flushed offset: the follower has not flushed as far.
+
+    Each replica counts the records and the time of its next flush for itself, and would flush as far only by its own.
+    """
+    leadership, known_offset = replica.leadership, request.leader_flushed_offset
+    if known_offset is None or leadership is None or not leadership.flushed_only:
+        return False
+    return max(known_offset, request.durable_offset) < min(replica.flushed_offset, request.offset)
+
+
 def _may_miss(start_offset: int, end_offset: int, deletions_end: int, leaders_deletions_end: int) -> bool:
     """Return whether a follower's log may have records whose deletions the leader has removed (H151).
 
@@ -271,6 +284,7 @@ class AppendBatches:
     more: bool
     next_offset: int = 0
     deletions_end: int = 0
+    flushed_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +328,7 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
                 answer.more,
                 answer.next_offset,
                 answer.deletions_end,
+                answer.flushed_offset,
             )
 
 

@@ -59,6 +59,14 @@ class FlushPolicy:
         elif self._timer is None and config.flush_ms < INT64_MAX:
             self._timer = asyncio.get_running_loop().call_later(config.flush_ms / 1000, self.flush_soon)
 
+    def follow_leader(self, flushed_offset: int) -> None:
+        """Request a flush if records wait for one here that the leader has flushed.
+
+        Only records that every in-sync replica has flushed are committed, and each counts records and time for itself.
+        """
+        if self._unflushed_records and flushed_offset > self._replica.flushed_offset:
+            self.flush_soon()
+
     def flush_soon(self) -> None:
         """Request a flush of everything appended so far."""
         self._unflushed_records = 0

@@ -21,7 +21,7 @@ from headrace_server.partition_state import Replica
 from headrace_server.rpc import LIGHT_ITEMS_PER_TURN, let_others_run
 
 from headrace_broker.core.messages import FollowerFetched
-from headrace_broker.core.replica_fetch import Diverged, FetchDecision, FetchRequest, check_fetch
+from headrace_broker.core.replica_fetch import Diverged, FetchDecision, FetchRequest, check_fetch, must_report_flush
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_messages import (
@@ -34,7 +34,7 @@ from headrace_broker.runtime.replica_messages import (
 log = structlog.get_logger(__name__)
 
 WATERMARK_DELAY_SECONDS = 0.05
-"""Delay before a high watermark without new records is sent, so that records can carry it."""
+"""Delay before a high watermark or a flush without new records is sent, so that records can carry it."""
 
 PartitionId = tuple[bytes, int]
 
@@ -190,7 +190,9 @@ class FollowerFetchSession:
         elif leadership is None:
             pass  # It is answered when the partition wakes it.
         elif request.high_watermark < replica.high_watermark or request.log_start_offset < leadership.wanted_log_start:
-            self.note_high_watermark(partition)
+            self._respond_later(key)
+        else:
+            self.note_flushed(partition)
 
     def _forget(self, key: PartitionId) -> None:
         """Drop the fetch of `key`, which is answered or replaced by a later one."""
@@ -218,7 +220,17 @@ class FollowerFetchSession:
 
     def note_high_watermark(self, partition: Partition) -> None:
         """Schedule a delayed response to the waiting fetch of `partition`, unless it is answered earlier."""
-        self._pending_watermarks[(partition.topic_id, partition.number)] = None
+        self._respond_later((partition.topic_id, partition.number))
+
+    def note_flushed(self, partition: Partition) -> None:
+        """As `note_high_watermark`, if the follower has not flushed as far and does not know that the leader has."""
+        key = (partition.topic_id, partition.number)
+        waiting = self._waiting.get(key)
+        if waiting is not None and must_report_flush(partition.replica, waiting.request):
+            self._respond_later(key)
+
+    def _respond_later(self, key: PartitionId) -> None:
+        self._pending_watermarks[key] = None
         if self._watermark_timer is None:
             self._watermark_timer = asyncio.get_running_loop().call_later(
                 WATERMARK_DELAY_SECONDS, self._send_watermarks
@@ -300,6 +312,7 @@ class FollowerFetchSession:
             return 0
         result.deletions_end = partition.open_log.deletions_end
         result.high_watermark = partition.replica.high_watermark
+        result.flushed_offset = partition.replica.flushed_offset
         result.log_start_offset = leadership.wanted_log_start
         if next_offset is not None:
             result.more, result.next_offset = True, next_offset

@@ -270,6 +270,8 @@ class Partition:
         durable = min(offset, self.open_log.flushed_offset)
         self.flush_policy.note_flushed(durable)
         self.handle(Flushed(durable))
+        for delayed in self.delayed_fetches:
+            delayed.note_flushed(self)
         if self.replica.role is Role.FOLLOWING:
             self._host.fetch(self)
 

@@ -50,6 +50,8 @@ class PartitionFollower:
         self._fetches_after = False  # a fetch became due meanwhile and is sent afterwards
         self._more = False  # the leader has more data than its last response
         self._next_offset = Offset(0)  # end of the write in progress, where the leader's log continues; 0: unknown
+        self.leader_flushed_offset = 0
+        """Of the last answer of this leader epoch."""
         self._reported_durable_offset = Offset(0)  # of the last fetch sent
         self._copy_until_ms = 0.0  # a throttled copy waits until then
         self._copied_at_rate = 0
@@ -57,7 +59,7 @@ class PartitionFollower:
 
     def follow(self, leader: Replica) -> None:
         """Fetch from `leader` from now on."""
-        self._more, self._next_offset = False, Offset(0)
+        self._more, self._next_offset, self.leader_flushed_offset = False, Offset(0), 0
         self._host.follow(self._partition, leader)
 
     def may_fetch(self) -> bool:
@@ -193,8 +195,10 @@ class PartitionFollower:
         return self._partition.appender.is_slow or partition_log.append_may_sync or begins_epoch
 
     async def _take_report(self, step: AppendBatches) -> None:
-        """Adopt the leader's high watermark and log start, up to the end of this log."""
+        """Adopt the leader's high watermark and log start, up to the end of this log; flush what it has flushed."""
         self._partition.handle(LeaderReported(step.high_watermark))
+        self.leader_flushed_offset = step.flushed_offset
+        self._partition.flush_policy.follow_leader(step.flushed_offset)
         start = min(step.log_start_offset, self._replica.high_watermark)
         if start > self._replica.log_start_offset:
             await self._partition.log_start.apply(Offset(start))

@@ -46,3 +46,6 @@ class DelayedFetch(Protocol):
 
     def note_high_watermark(self, partition: Partition) -> None:
         """Handle a new high watermark."""
+
+    def note_flushed(self, partition: Partition) -> None:
+        """Handle a flush of the leader."""

@@ -234,6 +234,7 @@ class ReplicaFetcher:
                 read_offset=read_offset,
                 log_start_offset=replica.log_start_offset,
                 deletions_end=partition.open_log.deletions_end,
+                leader_flushed_offset=partition.follower.leader_flushed_offset,
             )
             self._corrupt.pop(key, None)
         return request

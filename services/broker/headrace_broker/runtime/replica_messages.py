@@ -40,6 +40,7 @@ def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch
         read_offset=entry.read_offset,
         log_start_offset=entry.log_start_offset,
         deletions_end=entry.deletions_end,
+        leader_flushed_offset=entry.leader_flushed_offset if entry.HasField("leader_flushed_offset") else None,
     )
 
 
@@ -77,4 +78,5 @@ def read_answer(result: replication_pb2.PartitionReplicaFetchResult, batches: Re
         more=result.more,
         next_offset=result.next_offset,
         deletions_end=result.deletions_end,
+        flushed_offset=result.flushed_offset,
     )

@@ -40,7 +40,7 @@ class TopicReplicaFetch(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetch, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetch(_message.Message):
-    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "corruption_detected", "partition_epoch", "read_offset", "log_start_offset", "deletions_end")
+    __slots__ = ("partition", "leader_epoch", "token", "offset", "durable_offset", "last_epoch", "last_crc", "high_watermark", "corruption_detected", "partition_epoch", "read_offset", "log_start_offset", "deletions_end", "leader_flushed_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class PartitionReplicaFetch(_message.Message):
     READ_OFFSET_FIELD_NUMBER: _ClassVar[int]
     LOG_START_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DELETIONS_END_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FLUSHED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     partition: int
     leader_epoch: int
     token: int
@@ -67,7 +68,8 @@ class PartitionReplicaFetch(_message.Message):
     read_offset: int
     log_start_offset: int
     deletions_end: int
-    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., corruption_detected: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., deletions_end: _Optional[int] = ...) -> None: ...
+    leader_flushed_offset: int
+    def __init__(self, partition: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., token: _Optional[int] = ..., offset: _Optional[int] = ..., durable_offset: _Optional[int] = ..., last_epoch: _Optional[int] = ..., last_crc: _Optional[int] = ..., high_watermark: _Optional[int] = ..., corruption_detected: bool = ..., partition_epoch: _Optional[int] = ..., read_offset: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., deletions_end: _Optional[int] = ..., leader_flushed_offset: _Optional[int] = ...) -> None: ...
 
 class ReplicaFetchResponse(_message.Message):
     __slots__ = ("topics", "challenge")
@@ -86,7 +88,7 @@ class TopicReplicaFetchResult(_message.Message):
     def __init__(self, topic_id: _Optional[bytes] = ..., partitions: _Optional[_Iterable[_Union[PartitionReplicaFetchResult, _Mapping]]] = ...) -> None: ...
 
 class PartitionReplicaFetchResult(_message.Message):
-    __slots__ = ("partition", "token", "leader_epoch", "batches_size", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error", "next_offset", "deletions_end")
+    __slots__ = ("partition", "token", "leader_epoch", "batches_size", "high_watermark", "log_start_offset", "more", "diverged", "restart", "error", "next_offset", "deletions_end", "flushed_offset")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +101,7 @@ class PartitionReplicaFetchResult(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DELETIONS_END_FIELD_NUMBER: _ClassVar[int]
+    FLUSHED_OFFSET_FIELD_NUMBER: _ClassVar[int]
     partition: int
     token: int
     leader_epoch: int
@@ -111,7 +114,8 @@ class PartitionReplicaFetchResult(_message.Message):
     error: _errors_pb2.ErrorDetail
     next_offset: int
     deletions_end: int
-    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches_size: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., deletions_end: _Optional[int] = ...) -> None: ...
+    flushed_offset: int
+    def __init__(self, partition: _Optional[int] = ..., token: _Optional[int] = ..., leader_epoch: _Optional[int] = ..., batches_size: _Optional[int] = ..., high_watermark: _Optional[int] = ..., log_start_offset: _Optional[int] = ..., more: bool = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., next_offset: _Optional[int] = ..., deletions_end: _Optional[int] = ..., flushed_offset: _Optional[int] = ...) -> None: ...
 
 class Diverged(_message.Message):
     __slots__ = ("leader_epoch", "end_offset", "compacted")
