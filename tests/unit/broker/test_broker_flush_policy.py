@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from tests.unit.broker.test_broker_runtime import Gate, batch, leading_partition
 
 ME, FOLLOWER = Replica(1, 5), Replica(2, 7)
 EVERY_TEN = TopicConfig(durability=Durability.ASYNC, flush_messages=10)
+LATE = TopicConfig(durability=Durability.ASYNC, flush_ms=3_600_000)
 
 
 def produce(partition: Partition, records: int) -> None:
@@ -145,3 +147,25 @@ async def test_an_answer_without_flushes_flushes_nothing(follower: Follower) -> 
     follower.partition.flush_policy.follow_leader(0)
     assert cast(Any, follower.partition).flush_policy._unflushed_records == 7
     assert follower.partition.replica.role is Role.FOLLOWING
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(LATE, flush_ms=1_000),
+        EVERY_TEN,
+        TopicConfig(),
+        TopicConfig(durability=Durability.ASYNC),
+    ],
+    ids=["flush_ms", "flush_messages", "fsync", "async"],
+)
+async def test_a_changed_flush_policy_applies_to_records_that_wait(partition: Partition, config: TopicConfig) -> None:
+    """They would wait for the time, or the number of records, that was set when they were appended."""
+    partition.update_config(LATE)
+    await until(lambda: not partition.context.flusher._running)
+    produce(partition, 1)
+    partition.update_config(replace(LATE, retention_ms=1))
+    assert partition.flush_policy._timer is not None
+    partition.update_config(config)
+    assert partition.flush_policy._timer is None
+    await until(lambda: partition.replica.high_watermark == 1)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from headrace.partition.topic_configs import INT64_MAX, Durability
+from headrace.partition.topic_configs import INT64_MAX, Durability, TopicConfig
 from headrace.wire.ids import Offset
 
 from headrace_broker.core.roles import Role
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
 
 _FLUSHES_REMEMBERED = 8
+
+
+def flush_settings(config: TopicConfig) -> tuple[object, ...]:
+    """Return the settings of a topic that decide when records are flushed."""
+    return config.durability, config.flush_messages, config.flush_ms
 
 
 class FlushPolicy:

@@ -57,7 +57,7 @@ from headrace_broker.core.messages import (
 from headrace_broker.core.replica import JOIN_RETRY_MS, PartitionReplica
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.corruption import CorruptionCheck
-from headrace_broker.runtime.flush_policy import FlushPolicy
+from headrace_broker.runtime.flush_policy import FlushPolicy, flush_settings
 from headrace_broker.runtime.load_meter import LoadMeter
 from headrace_broker.runtime.log_start import LogStart
 from headrace_broker.runtime.partition_appender import AcknowledgementWaits, PartitionAppender
@@ -281,13 +281,13 @@ class Partition:
 
     def update_config(self, config: TopicConfig) -> None:
         """Apply changed topic settings; `update_log_settings` applies those of the log, under its lock."""
-        self.config = config
+        before, self.config = self.config, config
         self._update_table()
         flushed_only = config.counts_flushed
         if flushed_only != self.replica.flushes:
             self.handle(DurabilityChanged(flushed_only))
-            if flushed_only:
-                self.flush_policy.flush_soon()
+        if flush_settings(config) != flush_settings(before):  # Records wait for a flush by the former ones.
+            self.flush_policy.flush_soon()
 
     def _update_table(self) -> None:
         if self.config.is_table and self.table is None:
