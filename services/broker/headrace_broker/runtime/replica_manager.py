@@ -388,6 +388,7 @@ class ReplicaManager:
                         await self._calls.run(partial(self._directory.close_log, partition_log))
             if self._partitions.get(key) is partition:
                 del self._partitions[key]
+                partition.close_table()
                 self._context.metrics.offline_logs.dec()
                 self._mark(*key)
 

@@ -1,0 +1,47 @@
+"""What a broker that was refused or killed has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headrace.log.errors import storage_full
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metastore.api import Put
+
+from tests.unit.broker.test_broker_log_deletion import KEYS, NEW, Etcd, started
+
+
+@pytest.fixture
+def etcd() -> Etcd:
+    return Etcd()
+
+
+async def test_a_log_that_is_opened_after_refusals_has_one_table(
+    tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the refused attempts would be kept up, and counted, for the life of the process."""
+    topic = metadata_pb2.Topic(name="t", topic_id=NEW, partitions=1, replication_factor=1)
+    topic.configs.update(cleanup_policy="compact", table="yes")
+    async with started(etcd, tmp_path) as broker:
+        open_log, refusals = broker.directory.open_log, 2
+
+        def refused(*arguments: Any) -> Any:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise storage_full("here")
+            return open_log(*arguments)
+
+        monkeypatch.setattr(broker.directory, "open_log", refused)
+        await etcd.create(NEW, "t")
+        await etcd.write(*(Put(key, topic.SerializeToString()) for key in (KEYS.topic("t"), KEYS.topic_by_id(NEW))))
+        await broker.see()
+        for _ in range(2):
+            await broker.replica_manager.reopen_refused()
+            await broker.replica_manager.reconcile()
+        partition = broker.replica_manager.get((NEW, 0))
+        assert partition is not None
+        assert partition.log is not None
+        assert list(broker.context.tables) == [partition.table]
