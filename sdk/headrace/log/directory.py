@@ -239,16 +239,17 @@ class DataDirectory:
         return self._set_aside(log_id, "corrupt")
 
     def remove_deleted(self) -> int:
-        """Remove directories of deleted logs; return their number. May take long: call it in a thread."""
+        """Remove directories of deleted logs; return their number. May take long: call it in a thread.
+
+        Removes all that it can, then raises the first error.
+        """
         try:
             names = [name for name in self._filesystem.list_directory(self.path) if _DELETED_NAME.match(name)]
-            for name in names:
-                directory = f"{self.path}/{name}"
-                for file in self._filesystem.list_directory(directory):
-                    self._filesystem.unlink(f"{directory}/{file}")
-                self._filesystem.remove_directory(directory)
         except OSError as error:
             raise storage_error(self.path, error) from error
+        failures = [error for name in names for error in _remove_directory(self._filesystem, f"{self.path}/{name}")]
+        if failures:
+            raise storage_error(self.path, failures[0]) from failures[0]
         return len(names)
 
     def check_space(self) -> DiskUsage:
@@ -357,3 +358,18 @@ def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
         filesystem.unlink(marker_path)
         filesystem.fsync_directory(path)
     return None if payload is None else int(json.loads(payload)["broker_epoch"])
+
+
+def _remove_directory(filesystem: FileSystem, directory: str) -> list[OSError]:
+    """Remove a directory and its files; return the errors of those that are left."""
+    failures: list[OSError] = []
+    try:
+        for name in filesystem.list_directory(directory):
+            try:
+                filesystem.unlink(f"{directory}/{name}")
+            except OSError as error:
+                failures.append(error)
+        filesystem.remove_directory(directory)
+    except OSError as error:
+        failures.append(error)
+    return failures

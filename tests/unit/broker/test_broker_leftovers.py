@@ -1,4 +1,4 @@
-"""What a broker that was refused or killed has left."""
+"""What a broker that was refused or killed has left: logs to open again, directories of deleted logs to remove."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headrace.log.directory import LogId
 from headrace.log.errors import storage_full
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Put
 
-from tests.unit.broker.test_broker_log_deletion import KEYS, NEW, Etcd, started
+from tests.unit.broker.test_broker_log_deletion import KEYS, NEW, OLD, WEEK_MS, Etcd, started
 
 
 @pytest.fixture
 def etcd() -> Etcd:
     return Etcd()
+
+
+def deleted(path: Path, topic_id: bytes) -> Path:
+    return path / f"{LogId(topic_id, 0).directory_name}.deleted-0"
 
 
 async def test_a_log_that_is_opened_after_refusals_has_one_table(
@@ -45,3 +50,27 @@ async def test_a_log_that_is_opened_after_refusals_has_one_table(
         assert partition is not None
         assert partition.log is not None
         assert list(broker.context.tables) == [partition.table]
+
+
+async def test_a_deleted_log_that_cannot_be_removed_keeps_neither_the_broker_nor_others(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    """An operator's copy is in it, or a file that a reader has open on NFS: the rest goes, and it is tried again."""
+    for topic_id, name in ((OLD, "old"), (NEW, "new")):
+        await etcd.create(topic_id, name)
+    async with started(etcd, tmp_path) as broker:
+        broker.write_records(OLD)
+        copy = tmp_path / LogId(OLD, 0).directory_name / "0.copy"
+        copy.mkdir()
+        for topic_id, name in ((OLD, "old"), (NEW, "new")):
+            await etcd.delete(topic_id, name)
+        await broker.see()
+        await broker.wait(WEEK_MS)
+        assert not deleted(tmp_path, NEW).exists()
+        kept = deleted(tmp_path, OLD)
+        assert [found.name for found in kept.iterdir()] == ["0.copy"]
+        (kept / "0.copy").rmdir()
+        await broker.wait(59_999)
+        assert kept.exists()
+        await broker.wait(1)
+        assert not kept.exists()

@@ -38,6 +38,8 @@ from headrace_broker.runtime.partition_context import PartitionContext
 
 log = structlog.get_logger(__name__)
 
+REMOVE_AGAIN_MS = 60_000
+"""Interval between attempts to remove directories of deleted logs after one failed."""
 NEXT_STEP = (
     "After a restore of etcd follow the guide disaster-recovery; to delete it run `headrace broker delete-unclaimed` "
     "where its topic exists, else `headrace topic delete --unclaimed` with the topic's id."
@@ -81,8 +83,8 @@ class LogDeletion:
         self._pending: dict[LogId, _Deletion] = {}
         self._unclaimed: dict[LogId, None] = {}
         self._operator_calls = asyncio.Lock()
-        self._removing = False
-        """Whether directories of deleted logs may still be on the disk."""
+        self._remove_at_ms: int | None = None
+        """When to remove the directories of deleted logs (monotonic); `None` means that none are on the disk."""
 
     @property
     def unclaimed(self) -> list[LogId]:
@@ -157,7 +159,7 @@ class LogDeletion:
             if found.refusal is None and not validate_only:
                 self._unclaimed.pop(log_id, None)
                 self._pending.pop(log_id, None)
-                self._removing = True
+                self._remove_at_ms = 0
                 self._count()
                 log.warning(
                     "unclaimed_log_deleted",
@@ -208,11 +210,24 @@ class LogDeletion:
                 log.error("partition_not_removed", topic_id=log_id.topic_id.hex(), reason=str(error))
                 if isinstance(error, REFUSALS):
                     self._pending[log_id] = _Deletion(now_ms + RETRY_AFTER_MS, None)
-        self._removing |= bool(due)
-        if self._removing:
-            with suppress(*REFUSALS):  # A later round deletes the rest.
-                await self._calls.run(self._directory.remove_deleted)
-                self._removing = False
+        if due:
+            self._remove_at_ms = 0
+        if self._remove_at_ms is not None and self._remove_at_ms <= now_ms:
+            await self._remove_directories(now_ms)
+
+    async def _remove_directories(self, now_ms: int) -> None:
+        """Remove the directories of deleted logs; what is left is tried again later, and concerns no other log."""
+        try:
+            await self._calls.run(self._directory.remove_deleted)
+            self._remove_at_ms = None
+        except REFUSALS:
+            self._remove_at_ms = now_ms
+        except HeadraceError as error:
+            self._remove_at_ms = now_ms + REMOVE_AGAIN_MS
+            log.error(
+                "deleted_log_not_removed",
+                reason=error.message, action="Remove from its directory what the broker did not write.",
+            )  # fmt: skip
 
     async def _delete(self, log_id: LogId, partition_log: PartitionLog | None) -> None:
         if partition_log is None:
