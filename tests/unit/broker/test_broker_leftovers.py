@@ -52,6 +52,15 @@ async def test_a_log_that_is_opened_after_refusals_has_one_table(
         assert list(broker.context.tables) == [partition.table]
 
 
+async def test_a_deleted_log_that_a_killed_process_left_is_removed(tmp_path: Path, etcd: Etcd) -> None:
+    """It has a name that only its removal looks for, and would fill the disk until another log is deleted."""
+    deleted(tmp_path, OLD).mkdir()
+    (deleted(tmp_path, OLD) / "0.log").write_bytes(b"records")
+    async with started(etcd, tmp_path) as broker:
+        await broker.wait(0)
+        assert not deleted(tmp_path, OLD).exists()
+
+
 async def test_a_deleted_log_that_cannot_be_removed_keeps_neither_the_broker_nor_others(
     tmp_path: Path, etcd: Etcd
 ) -> None:

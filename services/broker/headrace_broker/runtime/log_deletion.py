@@ -83,7 +83,7 @@ class LogDeletion:
         self._pending: dict[LogId, _Deletion] = {}
         self._unclaimed: dict[LogId, None] = {}
         self._operator_calls = asyncio.Lock()
-        self._remove_at_ms: int | None = None
+        self._remove_at_ms: int | None = 0  # A process that was killed may have left some.
         """When to remove the directories of deleted logs (monotonic); `None` means that none are on the disk."""
 
     @property
