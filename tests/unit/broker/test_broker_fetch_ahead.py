@@ -17,7 +17,7 @@ from headrace.partition.topic_configs import Durability
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidRequestError
 from headrace_broker.core.messages import StateSeen
-from headrace_broker.core.replica_fetch import FetchAnswer, Restart
+from headrace_broker.core.replica_fetch import Diverged, FetchAnswer, Restart
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.replica_fetcher import MAX_FETCHES, ReplicaFetcher
@@ -370,6 +370,28 @@ async def test_a_message_that_contradicts_itself_ends_the_stream(follower: Follo
     stream.put(response, b"four")
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         await follower.fetcher._talk(cast(Any, stream))
+
+
+async def test_the_batch_of_a_truncation_is_looked_up_in_a_thread(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H46: after a failover the logs of many partitions may have diverged."""
+    reading: list[bool] = []
+    main, pread = threading.current_thread(), OsFileSystem.pread
+
+    def noted(filesystem: OsFileSystem, *arguments: int) -> bytes:
+        reading.append(threading.current_thread() is main)
+        return pread(filesystem, *arguments)
+
+    follower.gate.set()
+    first, second = slices(2, b"small")
+    assert await follower.partition.follower.take_answer(answer(follower.fetch(), first + second, 0))
+    follower.fetcher.fetch(follower.partition)
+    monkeypatch.setattr(OsFileSystem, "pread", noted)
+    assert await follower.partition.follower.take_answer(answer(follower.fetch(), b"", 0, decision=Diverged(1, 1)))
+    assert follower.partition.replica.log_end_offset == 1
+    assert reading
+    assert not any(reading)
 
 
 async def test_a_leader_epoch_that_begins_is_synced_in_a_thread(

@@ -53,6 +53,7 @@ from headrace_broker.core.replica_fetch import (
     check_fetch,
     compare_logs,
     next_step,
+    truncate_or_reset,
 )
 from headrace_broker.core.roles import Role
 from headrace_coordinator.core.control import sweep
@@ -260,6 +261,8 @@ class Node:
     def take(self, answer: FetchAnswer) -> object:
         """Do what an answer asks for; the step that was done, None: it was not used."""
         step = next_step(self.replica, self.log, answer)
+        if isinstance(step, TruncateTo):
+            step = truncate_or_reset(self.log, step)
         match step:
             case AppendBatches(batches, high_watermark, log_start_offset, _, deletions_end=deletions_end):
                 if len(batches):

@@ -261,7 +261,7 @@ def _one_batch_back(log: ReplicaLog, request: FetchRequest, reader: ReplicaReade
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Truncate the log to `offset`, rebuild the producers, then report `LogTruncated`."""
+    """Truncate the log to `offset`, rebuild the producers, then report `LogTruncated`; see `truncate_or_reset`."""
 
     offset: int
 
@@ -316,7 +316,7 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
         case Diverged(leader_epoch, end_offset) as decision:
             target = min(log.epoch_end(leader_epoch)[1], end_offset)
             _check_cut(replica, log, decision, answer.leader_epoch, target)
-            return TruncateTo(target) if _truncated_end(log, target) >= log.log_start_offset else ResetLog(target, 0)
+            return TruncateTo(target)
         case Restart(offset, previous_crc) as decision:
             _check_cut(replica, log, decision, answer.leader_epoch, offset)
             return ResetLog(offset, previous_crc)
@@ -332,11 +332,15 @@ def next_step(replica: PartitionReplica, log: ReplicaLog, answer: FetchAnswer) -
             )
 
 
-def _truncated_end(log: ReplicaLog, target: int) -> int:
-    """Return the log end after truncation to `target`: the base offset of the batch if `target` lies inside one."""
-    if not log.log_start_offset <= target < log.log_end_offset:
-        return target
-    return log.reader.batch_with(target).base_offset
+def truncate_or_reset(log: ReplicaLog, step: TruncateTo) -> TruncateTo | ResetLog:
+    """Return the reset that takes the place of a truncation below the log start, else `step`. May read a batch header.
+
+    A truncation removes the whole batch that `offset` lies inside.
+    """
+    end_offset = step.offset
+    if log.log_start_offset <= end_offset < log.log_end_offset:
+        end_offset = log.reader.batch_with(end_offset).base_offset
+    return step if end_offset >= log.log_start_offset else ResetLog(step.offset, 0)
 
 
 def _check_cut(

@@ -21,6 +21,7 @@ from headrace_broker.core.replica_fetch import (
     ResetLog,
     TruncateTo,
     next_step,
+    truncate_or_reset,
 )
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition_host import PartitionHost
@@ -139,6 +140,8 @@ class PartitionFollower:
                     await self._partition.producers.rebuild()
                 step = next_step(self._replica, self._partition.open_log, answer)
                 self._applying = step is not None
+                if isinstance(step, TruncateTo):
+                    step = await self._partition.in_thread(partial(truncate_or_reset, self._partition.open_log, step))
                 match step:
                     case AppendBatches():
                         await self._append_replicated(step)
