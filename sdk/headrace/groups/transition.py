@@ -39,7 +39,8 @@ from headrace.wire.errors import (
 MAX_OPERATIONS = 120
 """Maximum operations, and compares, of one transaction (etcd accepts 128); the rest follows in the next."""
 MAX_ASSIGNMENT_BYTES = 256 << 10
-"""Maximum assignments that one transaction writes with the state; the rest follows in the next."""
+"""Maximum assignments that one transaction writes with the state; the rest follows in the next. An assignment that is
+larger is written alone, once the state is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,12 +376,13 @@ class _TransitionBuilder:
         derived = encode_assignments(group)
         written = {member_id: derived[member_id] for member_id in self._shrunk}
         new = [member_id for member_id in sorted(self._members) if member_id not in self._before.members]
-        more, size = False, 0
+        is_same, more, size = group == self._before, False, 0
         for member_id in (*new, *sorted(derived)):
             if member_id in written or stored.get(member_id) == derived[member_id]:
                 continue
             size += len(derived[member_id])
-            if member_id in new or (size <= MAX_ASSIGNMENT_BYTES and self._spend(1)):
+            fits = size <= MAX_ASSIGNMENT_BYTES or (is_same and not written)
+            if member_id in new or (fits and self._spend(1)):
                 written[member_id] = derived[member_id]
             else:
                 more = True

@@ -383,6 +383,32 @@ async def test_three_hundred_members_join_in_transactions_that_etcd_takes(pair):
     assert not a.entry().live
 
 
+async def test_an_assignment_of_any_size_is_written(a, monkeypatch):
+    """Alone, once the state is: the event loop does not turn for it in vain, and the state is not written again."""
+    monkeypatch.setattr("headrace.groups.transition.MAX_ASSIGNMENT_BYTES", 1)
+    run, turns = a.transactions._run_transaction, []
+
+    async def count(group_id, waiting):
+        turns.append(group_id)
+        assert len(turns) < 20, "the group's transactions do not end"
+        return await run(group_id, waiting)
+
+    monkeypatch.setattr(a.transactions, "_run_transaction", count)
+    one, two = Caller(1, topics=["t", "u"]), Caller(2, topics=["t", "u"])
+    await settle(a, one, two)
+    await make_topic(a.parts, "u", 2)
+    turns.clear()
+    a.transactions.look(GROUP)
+    await until(lambda: not a.transactions._waiting)
+    for member in (one, two):
+        await member.beat(a)
+    assert len(one.holds) + len(two.holds) == 6
+    assert not a.maintenance._needs_a_transaction(GROUP)
+    state = a.parts.keyspace.group(GROUP)
+    written = [[each.key for each in operations] for _, operations in a.metastore.sent[-3:]]
+    assert [(state in keys, len(keys)) for keys in written] == [(True, 1), (False, 1), (False, 1)]
+
+
 @pytest.mark.parametrize("call", ["renew_lease", "grant_lease", "txn"])
 async def test_while_etcd_is_silent_a_heartbeat_fails_before_its_deadline(a, call, one, two):
     """However short the caller's time: `health()` is to name etcd, and not the coordinators."""
@@ -452,6 +478,14 @@ async def test_a_group_takes_no_more_than_fits_into_its_key(a, monkeypatch, one)
     await one.beat(a)
     assert a.group.members[one.id].topics == ("t",)
     assert len(a.parts.memory.state.leases) == 1
+
+
+async def test_a_group_takes_no_more_than_fits_into_one_transaction(a, monkeypatch):
+    """A join whose assignment does not fit in addition to the state is refused with GROUP_TOO_LARGE as well."""
+    monkeypatch.setattr(group_encoding, "MAX_TRANSACTION_BYTES", 100)
+    assert isinstance(await error_of(Caller(1).beat(a)), GroupTooLargeError)
+    assert not a.group.members
+    assert not a.parts.memory.state.leases
 
 
 async def test_a_static_member_takes_its_place_in_a_group_that_fills_its_key(a, monkeypatch):

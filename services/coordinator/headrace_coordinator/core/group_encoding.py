@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace.groups.assignors import TopicPartition
 from headrace.groups.state import Group, GroupTopic, Member, Ownership
 from headrace.wire.errors import GroupTooLargeError
 from headrace_server.internal_v1 import metadata_pb2
 
 MAX_STATE_BYTES = 1 << 20
+MAX_TRANSACTION_BYTES = 1_400_000
+"""Maximum state and assignments of one transaction: etcd takes 1.5 MiB, of which the keys need the rest."""
 
 
 def encode_group(group: Group) -> bytes:
@@ -125,11 +129,12 @@ def encode_assignments(group: Group) -> dict[bytes, bytes]:
     return {member_id: message.SerializeToString() for member_id, message in assignments_of(group).items()}
 
 
-def check_size(group: Group) -> None:
-    """Raise GroupTooLargeError if the state does not fit into one key (H71)."""
+def check_size(group: Group, assignments: Mapping[bytes, bytes]) -> None:
+    """Raise GroupTooLargeError if the state does not fit into a key, or with `assignments` into a transaction (H71)."""
     size = len(encode_group(group))
-    if size > MAX_STATE_BYTES:
+    written = size + sum(map(len, assignments.values()))
+    if size > MAX_STATE_BYTES or written > MAX_TRANSACTION_BYTES:
         raise GroupTooLargeError(
-            f"{len(group.members)} members and {len(group.target)} partitions take {size} bytes, "
-            f"more than {MAX_STATE_BYTES}"
+            f"{len(group.members)} members and {len(group.target)} partitions take {size} bytes, with assignments "
+            f"{written}, more than {MAX_STATE_BYTES} or {MAX_TRANSACTION_BYTES}"
         )

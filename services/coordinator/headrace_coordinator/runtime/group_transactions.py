@@ -292,7 +292,7 @@ class GroupTransactions:
 
         result = compute(list(heartbeats.values()))
         try:
-            check_size(result.group)
+            check_size(result.group, result.assignments)
         except GroupTooLargeError as error:
             growing = {m for m, beat in heartbeats.items() if may_enlarge(entry.group, beat)}
             result = compute([beat for m, beat in heartbeats.items() if m not in growing])
@@ -308,7 +308,9 @@ class GroupTransactions:
             ModRevisionIs(keyspace.group(group_id), entry.mod_revision),
             *(VersionIs(keyspace.group_member(group_id, member_id), 0) for member_id in result.absent),
         ]
-        operations: list[Operation] = [Put(keyspace.group(group_id), encode_group(result.group))]
+        operations: list[Operation] = []
+        if result.group != before:  # State and an assignment that is written alone need not fit into one transaction.
+            operations.append(Put(keyspace.group(group_id), encode_group(result.group)))
         for member_id in result.gone:
             operations.append(Delete(keyspace.group_assignment(group_id, member_id)))
         operations += [Delete(keyspace.group_member(group_id, member_id)) for member_id in result.ended]
