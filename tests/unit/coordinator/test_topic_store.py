@@ -241,3 +241,44 @@ async def test_a_reserved_topic_is_not_found(parts):
         with pytest.raises((UnknownTopicError, Exception), match="there is no topic"):
             await parts.store.find(reference, parts.deadline)
     await parts.memory.txn([], [Delete(parts.keyspace.topic_by_id(half.topic_id))])
+
+
+def change_between_reads(parts, retention_ms):
+    """Change a setting of topic `t` after the next `find` has read its name key, before it reads the other one."""
+    read = []
+
+    async def get(key):
+        read.append(key)
+        if parts.keyspace.topic("t") in read[:-1] and key != parts.keyspace.topic("t"):
+            del parts.metastore.get
+            changes = {"retention_ms": retention_ms}
+            await parts.store.configure(
+                by_name("t"), lambda topic: altered_configs(topic, changes, [], {}), parts.deadline
+            )
+        return await parts.memory.get(key)
+
+    parts.metastore.get = get
+
+
+async def test_a_topic_that_changes_between_the_reads_is_found(parts):
+    """By name and by id: an existing topic is never reported as missing."""
+    await parts.register(1)
+    created = await create(parts)
+    for reference, value in ((by_name("t"), "5"), (topics_pb2.TopicRef(topic_id=created.topic_id), "6")):
+        change_between_reads(parts, value)
+        found = await parts.store.find(reference, parts.deadline)
+        assert found.message.configs["retention_ms"] == value
+
+
+async def test_a_deletion_is_reported_only_once_the_topic_is_gone(parts):
+    """Also where the topic changes between the reads of its second attempt."""
+    await parts.register(1)
+    await create(parts)
+
+    async def fail(compares, operations):
+        parts.metastore.before_txn = None
+        change_between_reads(parts, "5")
+
+    parts.metastore.before_txn, parts.metastore.faults = fail, [NEVER]
+    await parts.store.delete(by_name("t"), parts.deadline)
+    assert await parts.keys("topics/") == []

@@ -7,6 +7,7 @@ meanwhile. Belongs to the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,14 +147,17 @@ class TopicStore:
         if first is None:
             raise missing
         message = metadata_pb2.Topic.FromString(first.value)
-        by_name = await self._writes.read(self._keyspace.topic(message.name), deadline)
-        by_id = await self._writes.read(self._keyspace.topic_by_id(message.topic_id), deadline)
-        if by_name is None or by_id is None:
-            raise missing
-        message = metadata_pb2.Topic.FromString(by_name.value)
-        if message != metadata_pb2.Topic.FromString(by_id.value):
-            raise missing  # Deleted and recreated between the reads, or another topic has this name.
-        return StoredTopic(message, by_name.mod_revision, by_id.mod_revision)
+        while True:
+            by_name = await self._writes.read(self._keyspace.topic(message.name), deadline)
+            by_id = await self._writes.read(self._keyspace.topic_by_id(message.topic_id), deadline)
+            if by_name is None or by_id is None:
+                raise missing
+            named = metadata_pb2.Topic.FromString(by_name.value)
+            if named == metadata_pb2.Topic.FromString(by_id.value):
+                return StoredTopic(named, by_name.mod_revision, by_id.mod_revision)
+            if named.topic_id != message.topic_id:
+                raise missing  # Deleted and recreated between the reads, or another topic has this name.
+            await asyncio.sleep(0)  # A change of the topic came between the reads, which wrote both keys.
 
     async def create(self, topic: CheckedTopic, placement: Placement, deadline: float, owner: str = "") -> CreatedTopic:
         """Create a topic, which a user owns then; the first attempt uses `placement`.
