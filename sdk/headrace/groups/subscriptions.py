@@ -21,13 +21,18 @@ def with_missing_topics(
 
     The view is then stale, or cannot decode their values (H72).
     """
-    present = {topic.topic_id for topic in topics.values()}
     missing = {
         topic.name: AssignableTopic(topic_id, topic.name, topic.partitions)
         for topic_id, topic in group.topics.items()
-        if topic_id not in present and topic_id not in deleted
+        if not has_topic(topics, topic) and topic_id not in deleted
     }
     return {**topics, **missing} if missing else topics
+
+
+def has_topic(topics: Mapping[str, AssignableTopic], topic: GroupTopic) -> bool:
+    """Return whether a topic of a group is in `topics`, and not another one of its name."""
+    found = topics.get(topic.name)
+    return found is not None and found.topic_id == topic.topic_id
 
 
 def matching_names(member: Member, topics: Mapping[str, AssignableTopic]) -> list[str]:

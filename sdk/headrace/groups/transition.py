@@ -28,7 +28,7 @@ from headrace.groups.state import (
     Member,
     Ownership,
 )
-from headrace.groups.subscriptions import matching_names, subscribed_topics, with_missing_topics
+from headrace.groups.subscriptions import has_topic, matching_names, subscribed_topics, with_missing_topics
 from headrace.wire.errors import (
     FencedInstanceError,
     FencedMemberEpochError,
@@ -284,9 +284,8 @@ class _TransitionBuilder:
         targeted = {topic_id for topic_id, _ in self._target}
         if now != {topic_id: topic for topic_id, topic in self._group_topics.items() if topic_id in targeted}:
             self._is_stale = True
-        existing = {topic.topic_id for topic in self._topics.values()}
         for topic_id in dict.fromkeys(topic_id for topic_id, _ in self._owners):
-            if topic_id not in existing:
+            if not has_topic(self._topics, self._group_topics[topic_id]):
                 self._drop_topic(topic_id)
         self._wanted_topics = wanted
         kept = {topic_id for topic_id, _ in self._owners}

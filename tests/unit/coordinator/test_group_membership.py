@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+from dataclasses import replace
 
 import pytest
 import structlog
 from headrace.groups.heartbeats import MemberDeparture
 from headrace.groups.state import Group, begin_epochs
+from headrace.groups.transition import transition
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
     FencedInstanceError,
@@ -20,10 +23,12 @@ from headrace.wire.errors import (
 )
 from headrace_coordinator.core import group_encoding
 from headrace_coordinator.core.group_encoding import encode_group
-from headrace_coordinator.runtime import group_transactions
+from headrace_coordinator.runtime import group_maintenance, group_transactions
 from headrace_coordinator.runtime.group_transactions import TRANSACTION_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Delete, Put
+from headrace_server.partition_state import encode
+from headrace_server.rpc import ITEMS_PER_TURN
 
 from tests.fakes.lossy_metastore import LOST, NEVER
 from tests.unit.coordinator.group_parts import (
@@ -293,6 +298,55 @@ async def test_what_a_coordinator_left_half_done_another_one_finds(pair, one, tw
     await b.see()
     assert b.entry().assignments[one.id].value == told.value
     assert not b.maintenance._needs_a_transaction(GROUP)
+
+
+async def test_groups_are_examined_a_few_at_a_time(a, one, monkeypatch):
+    """Between two turns of the event loop, by maintenance and after a topic was created; in-sync sets do not count."""
+    await one.beat(a)
+    await _copy_group(a, 40)
+    calls, turn = [], 0
+
+    def counted(*arguments, **fields):
+        calls.append(turn)
+        return transition(*arguments, **fields)
+
+    async def count_turns():
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(group_maintenance, "ROUND_SECONDS", 0)
+    for module in (group_maintenance, group_transactions):
+        monkeypatch.setattr(module, "transition", counted)
+    tasks = [asyncio.create_task(count_turns()), asyncio.create_task(a.maintenance.run())]
+    await until(lambda: len(calls) >= 40)
+    await make_topic(a.parts, "u", 1)
+    await until(lambda: len(calls) >= 80)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert max(collections.Counter(calls).values()) <= 2 * ITEMS_PER_TURN
+    assert not a.maintenance._needs_a_transaction(GROUP)
+    calls.clear()
+    partition = a.parts.view.partition(a.parts.topic_id, 0)
+    smaller = encode(replace(partition.state, partition_epoch=partition.state.partition_epoch + 1))
+    written = await a.parts.memory.txn([], [Put(a.parts.keyspace.partition(a.parts.topic_id, 0), smaller)])
+    await a.parts.prefix_view.wait_for(written.revision, SECONDS)
+    assert not a.maintenance._needs_a_transaction(GROUP)
+    assert not calls
+
+
+async def _copy_group(a, copies):
+    """Copy the keys of the group to others."""
+    prefix = a.parts.keyspace.group(GROUP).removesuffix("state")
+    stored = (await a.parts.memory.range(prefix)).key_values
+    for number in range(copies):
+        other = a.parts.keyspace.group(f"{GROUP}-{number}").removesuffix("state")
+        await a.parts.memory.txn(
+            [], [Put(other + found.key.removeprefix(prefix), found.value, found.lease_id) for found in stored]
+        )
+    await a.see()
 
 
 async def test_topics_that_come_grow_and_go_are_followed(a):

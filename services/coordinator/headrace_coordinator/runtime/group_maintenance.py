@@ -20,6 +20,7 @@ from headrace_server.clock import Clock
 from headrace_server.key_table import BrokerKey, DeletedTopicKey, PartitionKey, TopicKey
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import MetastoreRolledBackError
+from headrace_server.rpc import let_others_run
 
 from headrace_coordinator.core.group_encoding import encode_assignments
 from headrace_coordinator.metrics import CoordinatorMetrics
@@ -43,15 +44,22 @@ class AssignableTopics:
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._topics: dict[str, AssignableTopic] | None = None
-        self.version = 0
-        """Number of changes so far."""
+        self._topics: dict[str, AssignableTopic] = {}
+        self._is_current = False
+        self._version = 0
         view.subscribe(self._on_change)
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        if self._view.keyspace.has_any(keys, TopicKey, DeletedTopicKey, PartitionKey, BrokerKey):
-            self._topics = None
-            self.version += 1
+        if self._view.keyspace.has_any(keys, TopicKey, PartitionKey, BrokerKey):
+            self._is_current = False
+        if self._view.keyspace.has_any(keys, DeletedTopicKey):
+            self._version += 1
+
+    @property
+    def version(self) -> int:
+        """Number of changes so far; a change of an in-sync set is none."""
+        self._update()
+        return self._version
 
     @property
     def deleted(self) -> Collection[bytes]:
@@ -60,17 +68,27 @@ class AssignableTopics:
 
     def get(self) -> Mapping[str, AssignableTopic]:
         """Return all topics by name."""
-        if self._topics is None:
-            self._topics = {name: self._describe(name) for name in self._view.topics}
+        self._update()
         return self._topics
 
-    def _describe(self, name: str) -> AssignableTopic:
+    def _update(self) -> None:
+        if self._is_current:
+            return
+        self._is_current = True
+        racks = {int(broker_id): broker.live.rack for broker_id, broker in self._view.brokers.items()}
+        topics = {name: self._describe(name, racks) for name in self._view.topics}
+        if topics != self._topics:
+            self._topics = topics
+            self._version += 1
+
+    def _describe(self, name: str, racks: Mapping[int, str]) -> AssignableTopic:
         topic = self._view.topics[name]
-        racks: list[frozenset[str]] = []
-        for partition in self._view.partitions(topic.topic_id):
-            brokers = (self._view.brokers.get(broker_id) for broker_id in partition.state.replicas)  # type: ignore[call-overload]
-            racks.append(frozenset(broker.live.rack for broker in brokers if broker is not None and broker.live.rack))
-        return AssignableTopic(bytes(topic.topic_id), name, topic.partitions, tuple(racks) if any(racks) else ())
+        partitions = self._view.partitions(topic.topic_id) if any(racks.values()) else ()
+        by_partition = tuple(
+            frozenset(rack for broker_id in partition.state.replicas if (rack := racks.get(broker_id)))
+            for partition in partitions
+        )
+        return AssignableTopic(bytes(topic.topic_id), name, topic.partitions, by_partition if any(by_partition) else ())
 
 
 class GroupMaintenance:
@@ -114,27 +132,32 @@ class GroupMaintenance:
             self._wake.set()
 
     def _on_change(self, revision: int, keys: Sequence[str]) -> None:
-        """Examine every group after topics were created, deleted or grown."""
+        """Examine the groups whose home this is after topics were created, deleted or grown; `_look_at_all` follows."""
         if self._view.keyspace.has_any(keys, TopicKey):
             for group_id, entry in self._groups.groups.items():
-                if entry.group.members:
+                if entry.group.members and self._is_home(group_id):
                     self._noticed[group_id] = None
             self._wake.set()
 
     async def run(self) -> None:
         """Maintain the groups until cancelled."""
         loop = asyncio.get_running_loop()
-        next_expiry = loop.time() + EXPIRY_ROUND_SECONDS
+        next_round, next_expiry = loop.time() + ROUND_SECONDS, loop.time() + EXPIRY_ROUND_SECONDS
         try:
             while True:
                 try:
-                    async with asyncio.timeout(ROUND_SECONDS):
+                    async with asyncio.timeout_at(next_round):
                         await self._wake.wait()
+                    is_due = loop.time() >= next_round
                 except TimeoutError:
-                    self._look_at_all()
+                    is_due = True  # A timer may fire before the time that the clock shows.
+                if is_due:
+                    await self._look_at_all()
+                    next_round = loop.time() + ROUND_SECONDS
                 self._wake.clear()
                 noticed, self._noticed = self._noticed, {}
-                for group_id in noticed:
+                for index, group_id in enumerate(noticed):
+                    await let_others_run(index)
                     if self._is_home(group_id):
                         self._transactions.look(group_id)
                     else:
@@ -146,9 +169,11 @@ class GroupMaintenance:
             self._groups.end_on_members(self._on_members)
             await self._transactions.stop()
 
-    def _look_at_all(self) -> None:
+    async def _look_at_all(self) -> None:
         members = 0
-        for group_id, entry in self._groups.groups.items():
+        for index, group_id in enumerate(list(self._groups.groups)):
+            await let_others_run(index)
+            entry = self._groups.entry(group_id)
             members += len(entry.group.members)
             self._transactions.times.empty_ms(group_id, entry.group)
             if self._needs_a_transaction(group_id):
