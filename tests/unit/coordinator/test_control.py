@@ -202,6 +202,15 @@ def test_leadership_moves_once_where_several_things_speak_against_members():
     assert (after.leader, after.leader_epoch) == (B, 6)
 
 
+def test_a_lower_minimum_waits_for_a_leader():
+    """Without one nothing is committed, so that the eligible leaders remain complete and one of them can return."""
+    before = state(leader=None, in_sync=(A,), eligible_leaders=(B,))
+    assert settle(before, {}, 1) == ([], before)
+    steps, after = settle(before, live(B), 1)
+    assert (steps, after.leader, after.min_insync_replicas) == ([Step.ELECT, Step.CONFIGURE], B, 1)
+    assert settle(before, {}, 3)[0] == [Step.CONFIGURE]
+
+
 def test_a_move_waits_rather_than_leave_fewer_than_the_minimum_in_sync():
     """H25: never leaves isr < min_isr."""
     before = state(**MOVE, in_sync=(A, C, D))

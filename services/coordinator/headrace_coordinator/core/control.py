@@ -104,7 +104,8 @@ def change_partition(
         return Decision(Step.ELECT, after)
     if state.leader is not None and (after := sweep(state, live)) is not None:
         return Decision(Step.SWEEP, after)
-    if state.min_insync_replicas != minimum:
+    # A lower minimum would drop eligible leaders; without a leader it has no use.
+    if minimum > state.min_insync_replicas or (minimum < state.min_insync_replicas and state.leader is not None):
         after = change(state, leader=state.leader, in_sync=state.in_sync, min_insync_replicas=minimum)
         return Decision(Step.CONFIGURE, after)
     if state.leader is None:
