@@ -592,6 +592,21 @@ async def test_leaving_twice_is_leaving(pair, one, two):
     await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id="unknown", member_id=two.id))
 
 
+async def test_a_member_leaves_at_a_coordinator_that_has_not_seen_it(pair, one):
+    """It answers once its view shows the member and the member has left, and otherwise that it is behind."""
+    parts, a, b = pair
+    await b.pause_view()
+    await one.beat(a)
+    request = groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id)
+    assert isinstance(await error_of(b.call("LeaveGroup", request, seconds=0.1)), MetastoreUnavailableError)
+    leaving = asyncio.create_task(b.call("LeaveGroup", request))
+    await asyncio.sleep(0)
+    b.follow()
+    await leaving
+    assert not a.group.members
+    assert not parts.memory.state.leases
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

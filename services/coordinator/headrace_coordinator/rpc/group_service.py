@@ -166,7 +166,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             await self._give_back(lease_id)  # An earlier attempt joined at another coordinator.
 
     async def _read_again(self, group_id: str, deadline: float) -> GroupEntry:
-        """Return a group as it is in etcd now, for a refusal that ends a consumer: the view may be old."""
+        """Return a group as it is in etcd now, for an answer that the caller takes for final: the view may be old."""
         found = (await self._metastore.get(self._groups.keyspace.group(group_id))).key_value
         await self._offsets.wait_for(0 if found is None else found.mod_revision, deadline)
         return self._groups.entry(group_id)
@@ -238,10 +238,17 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         """See the proto. A member that is already gone has left, and so has one of another user."""
         check_group_id(request.group_id)
         check_member_id(request.member_id)
+        deadline = self._answers.deadline(0, context.time_remaining())
         entry = self._groups.entry(request.group_id)
+        if request.member_id not in entry.group.members:  # As far as this view shows: it may have joined elsewhere.
+            try:
+                async with asyncio.timeout_at(deadline):
+                    entry = await self._read_again(request.group_id, deadline)
+            except (TimeoutError, TimedOutError):
+                raise _behind() from None
         present = entry.live.get(request.member_id) if _may_act(entry, request.member_id) else None
         departure = MemberDeparture(request.member_id, access().caller.identity.user)
-        await self._transactions.leave(request.group_id, departure, self._answers.deadline(0, context.time_remaining()))
+        await self._transactions.leave(request.group_id, departure, deadline)
         if present is not None:
             await self._give_back(present.lease_id)
         return groups_pb2.LeaveGroupResponse()
