@@ -255,3 +255,40 @@ def test_groups_whose_names_a_file_system_may_confuse_have_files_of_their_own():
     for offset, name in enumerate(names):
         answer = again.fetch_offsets(groups_pb2.FetchOffsetsRequest(group_id=name))
         assert [each.offset for topic in answer.topics for each in topic.partitions] == [offset]
+
+
+def test_a_member_has_the_whole_time_again_for_what_it_has_not_released(monkeypatch):
+    """It was asked for a second partition before it had released the first."""
+    world = World(1, monkeypatch)
+    clients = [Client(world.random) for _ in range(3)]
+    for client in clients:
+        client.topics = ["alpha"]
+    slow = clients[0]
+    slow.heartbeat(world.groups, world.now)
+    held = set(slow.owned)
+
+    def report(owned):
+        slow.owned = set(owned)
+        slow.heartbeat(world.groups, world.now)
+        return held - slow.owned
+
+    def others_heartbeat(count, seconds):
+        for _ in range(seconds):
+            world.now += 1
+            for client in clients[1:count]:
+                client.heartbeat(world.groups, world.now)
+            if world.now % 5 == 0:
+                report(held)
+
+    others_heartbeat(2, 35)
+    first = report(held)
+    others_heartbeat(3, 5)
+    assert len(first) == 1
+    assert len(report(held)) == 2
+    held -= first
+    report(held)
+    others_heartbeat(3, 60)
+    report(held)
+    others_heartbeat(3, 1)
+    with pytest.raises(HeadraceError, match="has no member"):
+        report(held)

@@ -59,7 +59,7 @@ class _Entry:
     seen: dict[bytes, float] = field(default_factory=dict)
     """Time of each member's last heartbeat, of the monotonic clock in seconds."""
     asked: dict[bytes, float] = field(default_factory=dict)
-    """Since when members have partitions to release."""
+    """Since when members have partitions to release, or last released some of them."""
     revisions: dict[bytes, int] = field(default_factory=dict)
     """Revision at which each member's assignment last changed."""
     commits: dict[TopicPartition, tuple[bytes, int]] = field(default_factory=dict)
@@ -225,10 +225,10 @@ class DirectoryGroups:
                 self._revision += 1
                 entry.revisions[member_id] = self._revision
                 changed = True
-            if member.revoking_since_ms:
-                entry.asked.setdefault(member_id, now)
-            else:
+            if not member.revoking_since_ms:
                 entry.asked.pop(member_id, None)
+            elif known is None or known.revoking_since_ms != member.revoking_since_ms:
+                entry.asked[member_id] = now
         for member_id in before.members.keys() - after.members.keys():
             entry.revisions.pop(member_id, None)
             entry.seen.pop(member_id, None)

@@ -37,8 +37,8 @@ class Member:
     rebalance_timeout_ms: int = 0
     joined_ms: int = 0
     revoking_since_ms: int = 0
-    """Since when it has partitions to release, by the writer's wall clock; `0` means none. Timeouts do not use it: see
-    `runtime.group_times`."""
+    """Since when it has partitions to release, or last released some, by the writer's wall clock; `0` means none.
+    Timeouts do not use it: see `runtime.group_times`."""
 
     @property
     def order(self) -> str:

@@ -353,7 +353,9 @@ class _TransitionBuilder:
         revoking_members = frozenset(revoking.values())
         asked = {member_id for partition, member_id in revoking.items() if self._is_asked_now(partition, member_id)}
         for member_id, member in self._members.items():
-            since_ms = 0 if member_id not in revoking_members else member.revoking_since_ms or self._now_ms
+            since_ms = member.revoking_since_ms if member_id in revoking_members else 0
+            if member_id in revoking_members and (not since_ms or member_id in self._shrunk):
+                since_ms = self._now_ms  # A member that has released some has the whole time again for the others.
             epoch = member.member_epoch or self._assignment_epoch
             if member_id in asked:
                 known = self._before.members.get(member_id)

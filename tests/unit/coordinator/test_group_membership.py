@@ -282,6 +282,29 @@ async def test_the_time_to_give_up_begins_anew_with_each_occasion(a):
     assert a.maintenance._needs_a_transaction(GROUP)
 
 
+async def test_the_time_to_give_up_begins_anew_with_each_release(a):
+    """A member that releases in time is not removed because it was asked for others before the first were released."""
+    one, two, three, four = (Caller(seed) for seed in range(1, 5))
+    await one.beat(a)
+    await two.beat(a)
+    await one.beat(a)
+    first = one.holds.keys() - one.may_own.keys()
+    a.clock.advance(35_000)
+    await three.beat(a)
+    await four.beat(a)
+    await one.beat(a)
+    assert len(one.holds.keys() - one.may_own.keys() - first) == 1
+    a.clock.advance(5_000)
+    for partition in first:
+        del one.holds[partition]
+    await one.beat(a)
+    assert a.group.members[one.id].revoking_since_ms
+    a.clock.advance(59_999)
+    assert not a.maintenance._needs_a_transaction(GROUP)
+    a.clock.advance(1)
+    assert a.maintenance._needs_a_transaction(GROUP)
+
+
 async def test_what_a_coordinator_left_half_done_another_one_finds(pair, one, two):
     """The state is written, an assignment is not: with 128 operations a transaction that happens."""
     parts, a, b = pair
