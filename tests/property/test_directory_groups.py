@@ -292,3 +292,12 @@ def test_a_member_has_the_whole_time_again_for_what_it_has_not_released(monkeypa
     others_heartbeat(3, 1)
     with pytest.raises(HeadraceError, match="has no member"):
         report(held)
+
+
+def test_a_removal_of_offsets_creates_no_group(monkeypatch):
+    """Nor a file: there is nothing to remove."""
+    groups = World(1, monkeypatch).groups
+    request = groups_pb2.CommitOffsetsRequest(group_id="new")
+    request.topics.add(topic_id=TOPICS["alpha"].topic_id).partitions.add(partition=0, offset=-1)
+    assert not groups.commit(request).topics[0].partitions[0].HasField("error")
+    assert not groups.list(groups_pb2.ListGroupsRequest()).groups

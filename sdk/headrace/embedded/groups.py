@@ -305,6 +305,8 @@ class DirectoryGroups:
                     last = entry.commits.get(partition)
                     if last is not None and last[0] == number[0] and last[1] >= number[1] > 0:
                         continue  # A later commit of the same member was stored before.
+                    if asked.offset < 0 and partition not in offsets and request.group_id not in self._groups:
+                        continue  # A removal creates no group.
                     stored.append(partition)
                     if asked.offset < 0:
                         offsets.pop(partition, None)

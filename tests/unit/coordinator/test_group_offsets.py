@@ -248,6 +248,22 @@ async def test_an_administrator_sets_offsets_of_groups_without_members_only(pair
     assert await a.committed() == {0: 2}
 
 
+async def test_a_removal_of_offsets_creates_no_group(pair):
+    """What is not stored is removed without a write, which the transaction compares: the view may be behind."""
+    parts, a, b = pair
+    revision = (await parts.memory.get("none")).revision
+    assert await a.commit(None, {0: -1}, group_id="new") == {}
+    assert a.entry("new").is_gone
+    assert (await parts.memory.get("none")).revision == revision
+    await b.pause_view()
+    await a.commit(None, {0: 5}, group_id="new")
+    removing = asyncio.create_task(b.commit(None, {0: -1}, group_id="new"))
+    await asyncio.sleep(0)
+    b.follow()
+    assert await removing == {}
+    assert await a.committed(b.stored_at, group_id="new") == {}
+
+
 async def test_bad_commits_are_refused_one_by_one_or_as_a_whole(a, one):
     """Unknown topics, partitions that are not there, negative offsets, too much metadata, a partition twice."""
     await one.beat(a)

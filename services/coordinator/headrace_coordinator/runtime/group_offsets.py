@@ -186,6 +186,8 @@ class GroupOffsets:
                 continue
             if result.succeeded:
                 self._metrics.group_commits.inc()
+                if not operations:
+                    return refused  # The offsets to remove, of a group that does not exist, were not stored.
                 attempt.revision = result.revision
                 with contextlib.suppress(TimedOutError):  # It is stored, even if this view does not show it yet.
                     await self._source.wait_for(result.revision, VIEW_SECONDS)
@@ -229,8 +231,9 @@ class GroupOffsets:
             key = keyspace.group_offset(attempt.group_id, *commit.partition)
             stored = entry.offsets.get(commit.partition)
             compares.append(ModRevisionIs(key, 0 if stored is None else stored.mod_revision))
-            operations.append(_write(key, commit, attempt, now_ms))
-        if not attempt.member_id:
+            if commit.offset >= 0 or stored is not None:
+                operations.append(_write(key, commit, attempt, now_ms))
+        if not attempt.member_id and (entry.mod_revision or any(commit.offset >= 0 for commit in allowed)):
             user = entry.group.user if entry.mod_revision else attempt.user
             value = encode_group(replace(entry.group, empty_since_ms=now_ms, user=user))
             operations.append(Put(keyspace.group(attempt.group_id), value))
