@@ -501,6 +501,22 @@ async def test_groups_without_members_are_deleted_with_all_their_keys(pair, faul
     assert not (await parts.memory.range(parts.keyspace.groups_prefix)).key_values
 
 
+async def test_a_deletion_of_groups_is_refused_only_by_what_etcd_has(pair, one):
+    """A view that is behind shows neither a new group nor that the members of another have left."""
+    _, a, b = pair
+    await one.beat(a)
+    await b.see()
+    await b.pause_view()
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    await a.commit(None, {0: 4}, group_id="new")
+    deleting = asyncio.create_task(b.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=[GROUP, "new"])))
+    await asyncio.sleep(0)
+    b.follow()
+    assert not any(each.HasField("error") for each in (await deleting).groups)
+    await a.see()
+    assert not await a.committed(b.source.revision, group_id="new")
+
+
 async def test_groups_are_listed_and_described(a):
     """Members, what each owns since when and its target, offsets, unowned partitions; an unknown group is named."""
     one, two = Caller(1, client_id="c", host="h", instance_id="i", rack="r"), Caller(2)

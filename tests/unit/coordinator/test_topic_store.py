@@ -6,7 +6,7 @@ import asyncio
 import secrets
 
 import pytest
-from headrace.v1 import topics_pb2
+from headrace.v1 import cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     ConflictError,
     MetastoreUnavailableError,
@@ -14,10 +14,19 @@ from headrace.wire.errors import (
     Outcome,
     TopicAlreadyExistsError,
     UnknownTopicError,
+    from_detail,
 )
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, altered_configs, check_new_topic, place_new_topic
+from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.rpc.topic_requests import TopicRequests
+from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
+from headrace_coordinator.settings import CoordinatorSettings
+from headrace_server.clock import SystemClock
+from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Delete, Put
+from headrace_server.metastore.view import PrefixView
 
 from tests.fakes.lossy_metastore import LOST, NEVER
 
@@ -282,3 +291,25 @@ async def test_a_deletion_is_reported_only_once_the_topic_is_gone(parts):
     parts.metastore.before_txn, parts.metastore.faults = fail, [NEVER]
     await parts.store.delete(by_name("t"), parts.deadline)
     assert await parts.keys("topics/") == []
+
+
+async def test_a_name_that_only_an_old_view_shows_is_free(parts):
+    """The topic was deleted at another coordinator; a name that etcd has is taken."""
+    await parts.register(1)
+    await create(parts)
+    old = PrefixView(parts.metastore, parts.keyspace.prefix, SystemClock())
+    await old.load()
+    requests = TopicRequests(
+        parts.store,
+        ClusterView(ClusterIdentity("test", "cluster-id", 3, b"s" * 32), old),
+        Answers(parts.prefix_view, parts.metrics, default_timeout_ms=10_000),
+        CoordinatorSettings(coordinator_id="a"),
+        MetadataLimits(GroupBounds(groups=1, members=1, key_bytes=1)),
+    )
+    request = cluster_pb2.CreateTopicsRequest(topics=[{"name": "t", "partitions": 1, "replication_factor": 1}])
+    (taken,) = (await requests.create(request, 10)).topics
+    assert isinstance(from_detail(taken.error), TopicAlreadyExistsError)
+    await parts.store.delete(by_name("t"), parts.deadline)
+    (created,) = (await requests.create(request, 10)).topics
+    assert not created.HasField("error")
+    assert (await parts.store.find(by_name("t"), parts.deadline)).message.topic_id == created.topic_id

@@ -166,9 +166,17 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             await self._give_back(lease_id)  # An earlier attempt joined at another coordinator.
 
     async def _read_again(self, group_id: str, deadline: float) -> GroupEntry:
-        """Return a group as it is in etcd now, for an answer that the caller takes for final: the view may be old."""
-        found = (await self._metastore.get(self._groups.keyspace.group(group_id))).key_value
-        await self._offsets.wait_for(0 if found is None else found.mod_revision, deadline)
+        """Return a group as it is in etcd now, for an answer that the caller takes for final: the view may be old.
+
+        Raises:
+            MetastoreUnavailableError: If etcd or the view is too late; nothing was written.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                found = (await self._metastore.get(self._groups.keyspace.group(group_id))).key_value
+                await self._offsets.wait_for(0 if found is None else found.mod_revision, deadline)
+        except (TimeoutError, TimedOutError):
+            raise _behind() from None
         return self._groups.entry(group_id)
 
     async def _give_back(self, lease_id: int) -> None:
@@ -241,11 +249,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         deadline = self._answers.deadline(0, context.time_remaining())
         entry = self._groups.entry(request.group_id)
         if request.member_id not in entry.group.members:  # As far as this view shows: it may have joined elsewhere.
-            try:
-                async with asyncio.timeout_at(deadline):
-                    entry = await self._read_again(request.group_id, deadline)
-            except (TimeoutError, TimedOutError):
-                raise _behind() from None
+            entry = await self._read_again(request.group_id, deadline)
         present = entry.live.get(request.member_id) if _may_act(entry, request.member_id) else None
         departure = MemberDeparture(request.member_id, access().caller.identity.user)
         await self._transactions.leave(request.group_id, departure, deadline)
@@ -326,7 +330,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             try:
                 check_group_id(group_id)
                 access().require(Operation.DELETE, ResourceKind.GROUP, group_id)
-                if group_id not in self._groups.groups:
+                if (await self._read_again(group_id, deadline)).is_gone:
                     raise UnknownGroupError(f"there is no group {group_id!r}")
                 expected = request.expected_group_epochs.get(group_id)
                 await self._offsets.delete_group(group_id, deadline, expected_group_epoch=expected)

@@ -7,7 +7,7 @@ the caller's deadline. Used by `cluster_service`; belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from headrace.partition.topic_configs import describe_topic_config
 from headrace.v1 import cluster_pb2, topics_pb2
@@ -78,7 +78,7 @@ class TopicRequests:
         deadline = self._answers.deadline(request.timeout_ms, seconds_left)
         await self._store.check_reachable(deadline)
         answers = [cluster_pb2.CreateTopicResult(name=topic.name[:1_000]) for topic in request.topics]
-        plans = await self._plan_creation(request, answers)
+        plans = await self._plan_creation(request, answers, await self._taken_names(request, deadline))
         async with asyncio.TaskGroup() as tasks:
             for index, (topic, placement) in plans.items():
                 await let_others_run(index, TOPICS_PER_TURN)
@@ -194,8 +194,17 @@ class TopicRequests:
                 self._answers.put_error(answer, error)
         return response
 
+    async def _taken_names(self, request: cluster_pb2.CreateTopicsRequest, deadline: float) -> set[str]:
+        """Return the requested names that topics have, by the view and by etcd: the view may show a deleted topic."""
+        names = [topic.name for topic in request.topics if topic.name in self._view.topics]
+        exist = await asyncio.gather(*(self._store.exists(name, deadline) for name in names))
+        return {name for name, exists in zip(names, exist, strict=True) if exists}
+
     async def _plan_creation(
-        self, request: cluster_pb2.CreateTopicsRequest, answers: list[cluster_pb2.CreateTopicResult]
+        self,
+        request: cluster_pb2.CreateTopicsRequest,
+        answers: list[cluster_pb2.CreateTopicResult],
+        taken: Container[str],
     ) -> dict[int, tuple[CheckedTopic, Placement]]:
         """Check and place the topics in order, each after those before it; errors go into the results."""
         candidates = self._store.candidates()
@@ -213,7 +222,7 @@ class TopicRequests:
                 topic = check_new_topic(_spec(new), self._defaults, len(candidates))
                 asked += topic.partitions
                 self._check_room(asked)
-                if new.name in self._view.topics:
+                if new.name in taken:
                     raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
                 placement = place_new_topic(topic, candidates)
             except HeadraceError as error:
