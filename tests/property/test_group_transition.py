@@ -287,7 +287,7 @@ class World:
     # --- invariants ---
 
     def check(self, before, group):
-        assert group.group_epoch >= before.group_epoch  # I28
+        assert before.group_epoch <= group.group_epoch <= before.group_epoch + 1  # I28: at most one for a revision
         assert group.assignment_epoch >= before.assignment_epoch
         for member_id, member in group.members.items():
             known = before.members.get(member_id)

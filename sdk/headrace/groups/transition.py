@@ -246,8 +246,7 @@ class _TransitionBuilder:
 
     def _replace(self, holder: Member, said: Member) -> None:
         """Replace a static member's previous incarnation without a rebalance (H69)."""
-        self._epoch += 1
-        self._assignment_epoch = self._epoch
+        self._raise_group_epoch()
         self._ended.append(holder.member_id)
         del self._members[holder.member_id]
         self._shrunk.pop(holder.member_id, None)
@@ -309,8 +308,7 @@ class _TransitionBuilder:
         """Recompute the target assignment if any of its inputs has changed."""
         if not self._is_stale:
             return
-        self._epoch += 1
-        self._assignment_epoch = self._epoch
+        self._raise_group_epoch()
         subscribers = [
             Subscriber(
                 member.member_id,
@@ -332,6 +330,10 @@ class _TransitionBuilder:
             if partition not in self._owners:
                 self._owners[partition] = Ownership(member_id, self._assignment_epoch)
                 self._raise_epoch(member_id)
+
+    def _raise_group_epoch(self) -> None:
+        """Raise the group's epoch, once per transition: each epoch uses an etcd revision (I28, `begin_epochs`)."""
+        self._epoch = self._assignment_epoch = self._before.group_epoch + 1
 
     def _raise_epoch(self, member_id: bytes) -> None:
         """Raise the epoch of a member whose partitions have changed to at least the assignment epoch."""

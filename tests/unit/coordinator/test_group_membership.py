@@ -203,6 +203,18 @@ async def test_a_static_member_takes_its_place_and_the_former_life_is_fenced(pai
     assert other.revision == revision
 
 
+async def test_static_members_that_restart_together_share_an_epoch(a):
+    """A group's epochs are never ahead of etcd's revision, from which those of the next group of its name begin."""
+    old = [Caller(seed, instance_id=str(seed)) for seed in range(4)]
+    await settle(a, *old)
+    epoch, written = a.group.group_epoch, len(a.metastore.sent)
+    new = [Caller(10 + seed, instance_id=str(seed)) for seed in range(4)]
+    await asyncio.gather(*(member.beat(a) for member in new))
+    assert [member.numbers for member in new] == [member.numbers for member in old]
+    assert 1 <= a.group.group_epoch - epoch <= len(a.metastore.sent) - written < 4
+    assert all(min(after.holds.values()) > max(before.holds.values()) for before, after in zip(old, new, strict=True))
+
+
 async def test_of_two_lives_that_join_at_once_one_stays(a):
     """Both in one round: the one is replaced by the other and told so."""
     answers = await asyncio.gather(*(Caller(seed, instance_id="i").beat(a) for seed in (1, 2)), return_exceptions=True)
