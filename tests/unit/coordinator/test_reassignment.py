@@ -6,8 +6,9 @@ import pytest
 from headrace.placement.policy import RACK, parse_placement
 from headrace.wire.errors import InvalidReplicationFactorError, InvalidRequestError, UnknownBrokerError
 from headrace_coordinator.core.control import change_partition
-from headrace_coordinator.core.election import RegisteredBroker
+from headrace_coordinator.core.election import RegisteredBroker, sessions_of
 from headrace_coordinator.core.reassignment import check_target, plan_cancel, plan_move
+from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, change, check_shape, check_step, hand_over, join
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,7 @@ LIVE = {
     4: RegisteredBroker(40),
     5: RegisteredBroker(50, drained=True),
     6: RegisteredBroker(60, stopping=True),
+    7: RegisteredBroker(70, takes_no_replicas="its volume is too small"),
 }
 
 
@@ -96,12 +98,19 @@ LIVE = {
         ((1, 9), UnknownBrokerError, "broker 9 .* 1, 3, 4"),
         ((1, 5), UnknownBrokerError, "broker 5"),
         ((1, 6), UnknownBrokerError, "broker 6"),
+        ((1, 7), UnknownBrokerError, "broker 7 .* its volume is too small"),
     ],
 )
 def test_bad_targets_are_refused(target, error, words):
     """Typed, and the message says what would be right."""
     with pytest.raises(error, match=words):
         check_target(state(), target, LIVE, RACK)
+
+
+def test_a_registration_says_why_it_takes_no_replicas():
+    """As the broker put it."""
+    live = metadata_pb2.BrokerLive(broker_id=7, takes_no_replicas="its volume is too small")
+    assert sessions_of([(7, 70, live)], ())[7] == LIVE[7]
 
 
 def test_who_holds_the_partition_already_need_not_live():

@@ -33,6 +33,8 @@ class RegisteredBroker:
     """An administrator drained the broker: it is among the last candidates for leadership but stays in sync."""
     data_center: str = ""
     """Data center that it names; empty if none."""
+    takes_no_replicas: str = ""
+    """Why it accepts no new replicas; empty if it accepts them."""
     suspected_by: int = 0
     """Number of registered brokers that miss its replica fetches; used only to choose among equal candidates."""
 
@@ -57,6 +59,7 @@ def sessions_of(
             live.clean,
             live.storage_since,
             data_center=live.data_center,
+            takes_no_replicas=live.takes_no_replicas,
             stopping=live.draining,
             drained=broker_id in out_of_service,
             suspected_by=suspected_by.get(broker_id, 0),

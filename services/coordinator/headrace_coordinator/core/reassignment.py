@@ -40,12 +40,15 @@ def check_target(
             f"{len(target)} replicas are more than {MAX_REPLICATION_FACTOR}",
             action=f"Name 1 to {MAX_REPLICATION_FACTOR} brokers.",
         )
-    usable = [broker_id for broker_id, session in live.items() if not reluctance(session)]
+    usable = [
+        broker_id for broker_id, session in live.items() if not reluctance(session) and not session.takes_no_replicas
+    ]
     for broker_id in target:
         if broker_id not in state.replicas and broker_id not in usable:
+            reason = live[broker_id].takes_no_replicas if broker_id in live else ""
             raise UnknownBrokerError(
-                f"broker {broker_id} is not registered, or is draining",
-                action=f"Move to brokers that live: {', '.join(map(str, usable)) or 'there are none'}.",
+                f"broker {broker_id} accepts no new replicas: {reason or 'it is not registered, or is draining'}",
+                action=f"Move to brokers that accept them: {', '.join(map(str, usable)) or 'there are none'}.",
             )
     if set(target) != set(state.replicas) - set(state.removing):
         check_policy(policy, {broker_id: session.data_center for broker_id, session in live.items()}, target)
