@@ -117,6 +117,8 @@ class FakeTopic:
 
     def __init__(self, name: str, topic_id: bytes, partitions: int, max_batch_bytes: int) -> None:
         self.name, self.topic_id, self.max_batch_bytes = name, topic_id, max_batch_bytes
+        self.columns = ""
+        """Those of a typed topic."""
         self.partitions = [FakePartition() for _ in range(partitions)]
 
 
@@ -260,7 +262,9 @@ class FakeCluster(broker_pb2_grpc.BrokerServiceServicer, cluster_pb2_grpc.Cluste
             if topic is None:
                 response.topics.add(name=name, error=to_detail(UnknownTopicError(f"no topic {name}")))
                 continue
-            entry = response.topics.add(name=name, topic_id=topic.topic_id, max_batch_bytes=topic.max_batch_bytes)
+            entry = response.topics.add(
+                name=name, topic_id=topic.topic_id, max_batch_bytes=topic.max_batch_bytes, columns=topic.columns
+            )
             for number, partition in enumerate(topic.partitions):
                 leader = -1 if (name, number) in self.leaderless else self.leaders.get((name, number), 1)
                 entry.partitions.add(

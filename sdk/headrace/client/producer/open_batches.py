@@ -88,8 +88,8 @@ class OpenBatches:
             self.appenders.pop(name, None)
             self.keyed_appenders.pop(name, None)
 
-    def append(self, buffer: PartitionBuffer, record: UnsentRecord) -> PendingRecord | int:
-        """See `ProducerCore.append`."""
+    def append(self, buffer: PartitionBuffer, record: UnsentRecord, sender: object) -> PendingRecord | int:
+        """See `ProducerCore.append`; `sender` is what waits for room, see `BufferPool`."""
         topic, value, key, headers, partition, timestamp_ms, cost, span = record
         while True:
             with buffer.lock:
@@ -109,16 +109,15 @@ class OpenBatches:
                             if (appenders := self.keyed_appenders.get(topic)) is not None:
                                 appenders[buffer.where.partition] = append
                     return future
-            missing = self._make_room(buffer, record)
+            missing = self._make_room(buffer, record.cost, sender)
             if missing is not None:
                 return missing
 
-    def _make_room(self, buffer: PartitionBuffer, record: UnsentRecord) -> int | None:
-        """Grow the open batch, or seal a full one.
+    def _make_room(self, buffer: PartitionBuffer, cost: int, sender: object) -> int | None:
+        """Grow the open batch for a record of `cost` bytes, or seal a full one.
 
         Return `None` if it has grown; see `ProducerCore.append` for other values.
         """
-        cost = record.cost
         if cost > buffer.largest:
             raise too_large(buffer, cost)
         with DeferredKeyboardInterrupt():
@@ -128,21 +127,21 @@ class OpenBatches:
                 if buffer.retired:
                     return 0
                 if not buffer.is_full_for(cost):
-                    return self._grow(buffer, record)
+                    return self._grow(buffer, cost, sender)
                 sealed = self._seal(buffer)
             if sealed is not None:
                 self._ship(buffer, *sealed)
         return 0
 
-    def _grow(self, buffer: PartitionBuffer, record: UnsentRecord) -> int | None:
+    def _grow(self, buffer: PartitionBuffer, cost: int, sender: object) -> int | None:
         """Add a piece of memory to the open batch, or open a batch with it. Called under the buffer's lock.
 
         Return `None`, or the number of bytes that the buffer pool lacks.
         """
-        if buffer.has_room_for(record.cost):
+        if buffer.has_room_for(cost):
             return None
-        piece = buffer.piece_for(record.cost)
-        if not self._buffer_pool.acquire(piece, record):
+        piece = buffer.piece_for(cost)
+        if not self._buffer_pool.acquire(piece, sender):
             return piece
         if buffer.pending is not None:
             buffer.extend(piece)

@@ -139,10 +139,11 @@ class ProducerCore:
         found = self.topics.known.get(record.topic)
         if found is None:
             return 0
+        sender = record  # Waits for room, whatever copy of it is appended.
         if found.columns is not None or isinstance(record.value, TypedRow):
             record = _typed(record, found.columns)
         buffer = found.buffers[self.topics.choose(found, record.key, record.partition)]
-        return self.open_batches.append(buffer, record)
+        return self.open_batches.append(buffer, record, sender)
 
     def append_waiting(self, record: UnsentRecord) -> Operation[PendingRecord]:
         """Append one record; wait for metadata and for room, at most `max_block_ms` each."""

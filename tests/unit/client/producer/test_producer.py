@@ -262,6 +262,26 @@ def test_the_buffer_is_bounded_and_says_so(fake_cluster, topic):
         assert producer._core.buffer_pool.used == 0
 
 
+def test_a_row_that_waits_for_room_is_appended_once_there_is_room(fake_cluster, topic):
+    """Each try checks the row again and appends a copy of its record, whose place in the wait is the same."""
+    topic.columns = "name string"
+    rows = 200
+    with producer_for(fake_cluster, buffer_memory=128 * 1024, batch_bytes=32 * 1024, max_block_ms=5_000) as producer:
+        producer.send("t", {"name": "warm"}).result(WAIT)
+        fake_cluster.hold.clear()
+        sending = threading.Thread(
+            target=lambda: [producer.send("t", {"name": "x" * 1000}) for _ in range(rows)], daemon=True
+        )
+        sending.start()
+        while not producer._core.buffer_pool.waiters:
+            sending.join(0.001)
+        fake_cluster.hold.set()
+        sending.join(WAIT)
+        assert not sending.is_alive()
+        producer.flush(WAIT)
+    assert topic.partitions[0].end == 1 + rows
+
+
 def test_a_record_that_no_batch_can_hold_is_refused_at_once(fake_cluster):
     fake_cluster.create_topic("t", max_batch_bytes=10_000)
     with producer_for(fake_cluster) as producer:
