@@ -20,6 +20,7 @@ from headrace.client.net.native_calls import (
     NativeCallMethod,
     NativeCalls,
     NativeRequest,
+    call_back,
     lost_connection,
     not_connected,
     timed_out,
@@ -137,7 +138,7 @@ class NativeClientConnection:
         except OSError as error:
             make_error = lost_connection if self._has_connected else not_connected
             failure = make_error(self._address, error)
-        except Exception as error:
+        except BaseException as error:  # Nothing else ends the requests of a connection whose thread has ended.
             _log.exception("the connection to %s has failed", self._address)
             failure = lost_connection(self._address, repr(error))
         self._end(connection, self._closing or failure)
@@ -186,10 +187,9 @@ class NativeClientConnection:
             over = self._calls.received(count)
             begun = self._calls.begun()
         for _, done, frame, error in over:
-            done(frame, error)
+            call_back(done, frame, error)
         if begun is not None:
-            callback, frame = begun
-            callback(frame)
+            call_back(*begun)
         if self._calls.failure is not None:
             raise self._calls.failure
 
@@ -205,7 +205,7 @@ class NativeClientConnection:
         for number, done in late:
             with self._send_lock:
                 self._send([self._calls.cancellation(number)])
-            done(None, timed_out(self._address))
+            call_back(done, None, timed_out(self._address))
 
     def _end(self, connection: NativeSocket | None, failure: HeadraceError) -> None:
         self.is_usable = False
@@ -218,7 +218,7 @@ class NativeClientConnection:
             if connection is not None:
                 connection.connection.close()
         for done in lost:
-            done(None, failure)
+            call_back(done, None, failure)
 
 
 class NativeConnections(NativeCaller):

@@ -12,6 +12,7 @@ from headrace.client.net.native_calls import (
     NativeCallMethod,
     NativeCalls,
     NativeRequest,
+    call_back,
     lost_connection,
     not_connected,
     timed_out,
@@ -115,7 +116,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         for done in self._calls.abandon():
-            done(None, failure)
+            call_back(done, None, failure)
 
     def _stop_timer(self, number: int) -> None:
         timer = self._timers.pop(number, None)
@@ -146,11 +147,10 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
             self.is_usable = False
         for number, done, frame, failure in over:
             self._stop_timer(number)
-            done(frame, failure)
+            call_back(done, frame, failure)
         begun = self._calls.begun()
         if begun is not None:
-            callback, frame = begun
-            callback(frame)
+            call_back(*begun)
         if self._calls.failure is not None:
             self._end(self._calls.failure)
         elif self._calls.is_ending and self._calls.is_idle:

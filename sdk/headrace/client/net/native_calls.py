@@ -3,6 +3,7 @@
 `headrace.client.net.native` transfers its bytes with a thread, `native_async` on an event loop.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -39,6 +40,8 @@ from headrace.wire.frames import (
 )
 from headrace.wire.releases import CLIENT_NEEDS, check_peer
 from headrace.wire.zero_copy import BufferVector, SplicedMessage
+
+_log = logging.getLogger("headrace.client")
 
 Done: TypeAlias = Callable[[Frame | None, HeadraceError | None], None]
 """Called once with the frame of a response, or with the error."""
@@ -254,6 +257,14 @@ class NativeCalls:
             )
             over.append((number, waiting.done, None, error))
         del self._waiting[number]
+
+
+def call_back(callback: Callable[..., None], *arguments: Any) -> None:
+    """Call a `done` or a `begun`; log its exception, which concerns neither the connection nor its other requests."""
+    try:
+        callback(*arguments)
+    except Exception:
+        _log.exception("the end of a request could not be processed")
 
 
 def lost_connection(address: str, cause: BaseException | str) -> TransportError:

@@ -67,7 +67,15 @@ class ProducerMaintenance:
 
     def look(self) -> None:
         """Do due work now."""
-        self.due_at(self._maintained.seal_due())
+        self.due_at(self._seal_due())
+
+    def _seal_due(self) -> int | None:
+        """Do due work; return the next time to check, which is soon after a failure."""
+        try:
+            return self._maintained.seal_due()
+        except Exception:
+            _log.exception("sealing failed")
+            return monotonic_ms() + OVERDUE_MS
 
     def refresh_wanted(self) -> None:
         """Read metadata or the producer id soon."""
@@ -94,11 +102,7 @@ class ProducerMaintenance:
             now_ms = monotonic_ms()
             # Each call must be checked after `OVERDUE_MS`; under load that must not cause a turn each.
             self._wakes_ms = now_ms + (OVERDUE_MS if is_busy else IDLE_MS)
-            try:
-                due_ms = self._maintained.seal_due()
-            except Exception:
-                _log.exception("sealing failed")
-                due_ms = now_ms + OVERDUE_MS
+            due_ms = self._seal_due()
             if due_ms is not None and due_ms < self._wakes_ms:
                 self._wakes_ms = max(due_ms, now_ms + 1)
             until_ms = self._wakes_ms

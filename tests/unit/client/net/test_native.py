@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import threading
 from functools import partial
 
@@ -212,17 +213,23 @@ class Looping:
         self.loop.close()
 
 
+def client_of(kind, port_address, transport="auto"):
+    """Return a client to which metadata has named the port, in a context manager that closes it."""
+    client = kind(ConsumerConfig(transport=transport))
+    response = cluster_pb2.GetMetadataResponse()
+    response.brokers.add(broker_id=1, address=BROKER, native_address=port_address)
+    client.connections.ports.learn(response)
+    return contextlib.closing(client)
+
+
 @pytest.fixture(params=[Blocking, Looping])
 def make_client(request):
     made = []
 
     def make(port_address="", transport="auto"):
-        client = request.param(ConsumerConfig(transport=transport))
-        made.append(client)
-        response = cluster_pb2.GetMetadataResponse()
-        response.brokers.add(broker_id=1, address=BROKER, native_address=port_address)
-        client.connections.ports.learn(response)
-        return client
+        closing = client_of(request.param, port_address, transport)
+        made.append(closing.thing)
+        return closing.thing
 
     yield make
     for client in made:
@@ -343,6 +350,43 @@ def test_answers_may_come_in_any_order(make_client, make_port):
         client.begin(lambda frame, failure: answered.append((frame.header.correlation, bytes(frame.attachments))))
     client.until(lambda: len(answered) == 3)
     assert answered == [(3, b"3"), (2, b"2"), (1, b"1")]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_end_that_raises_concerns_no_other_request(make_client, make_port, caplog, goes_on):
+    """Both are answered, or lost, at once; the connection is used further if the broker has not ended it."""
+
+    def together(port, connection, frame):
+        number = frame.header.correlation
+        if number == 2:
+            connection.sendall(answer(1) + answer(2)) if goes_on else end(connection)
+        elif number > 2 or len(port.connections) > 1:
+            connection.sendall(answer(number))
+
+    port, ended = make_port(together), []
+    client = make_client(port.address)
+    client.begin(lambda frame, failure: 1 // 0)
+    client.begin(lambda frame, failure: ended.append(failure))
+    client.until(lambda: ended)
+    assert (ended == [None]) == goes_on
+    assert batches(client.fetch()) == [[b"batches"]]
+    assert len(port.connections) == 2 - goes_on
+    assert "could not be processed" in caplog.text
+
+
+def test_a_thread_that_ends_leaves_no_usable_connection(make_port):
+    """Nothing would receive for it: later requests take another one, and those in flight end."""
+    port = make_port(hang)
+    with client_of(Blocking, port.address) as client:
+        ended = []
+        client.begin(lambda frame, failure: sys.exit(1))
+        client.begin(lambda frame, failure: ended.append(failure))
+        client.until(lambda: len(port.requests()) == 2)
+        port.connections[0].sendall(answer(1))
+        client.until(lambda: ended)
+        assert [type(failure) for failure in ended] == [TransportError]
+        port.behave = serve
+        assert batches(client.fetch()) == [[b"batches"]]
 
 
 def test_a_broker_without_the_protocol_is_called_over_grpc(make_client):
@@ -526,11 +570,7 @@ def test_a_new_address_is_used_at_once(make_client, make_port):
 def test_after_ctrl_c_within_a_request_another_connection_is_used(make_port, monkeypatch):
     """How much of the request was sent is unknown: what followed it would be taken for its rest."""
     port = make_port()
-    client = Blocking(ConsumerConfig())
-    with contextlib.closing(client):
-        response = cluster_pb2.GetMetadataResponse()
-        response.brokers.add(broker_id=1, address=BROKER, native_address=port.address)
-        client.connections.ports.learn(response)
+    with client_of(Blocking, port.address) as client:
         assert batches(client.fetch()) == [[b"batches"]]
         send = PlainSocket.send
 

@@ -109,3 +109,15 @@ def test_a_failed_turn_is_repeated_soon(core, now, monkeypatch):
     now[0] += round(wait_of(clock).seconds * 1000)
     monkeypatch.setattr(core, "seal_due", lambda: 1 // 0)
     assert next(clock).seconds <= OVERDUE_MS / 1000
+
+
+def test_a_failed_look_is_repeated_soon_and_concerns_no_call(core, now, monkeypatch):
+    """It is called when a call has ended, by a connection with further calls."""
+    clock = core.background.spawned[0]
+    wait = wait_of(clock)
+    core.is_sending = False
+    now[0] += round(wait.seconds * 1000)
+    assert next(clock).seconds == maintenance.IDLE_MS / 1000
+    monkeypatch.setattr(core, "seal_due", lambda: 1 // 0)
+    core.timer.look()
+    assert core.timer._wakes_ms <= maintenance.monotonic_ms() + OVERDUE_MS
