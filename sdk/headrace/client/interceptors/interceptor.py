@@ -64,13 +64,13 @@ class Interceptors:
     def on_sealed(self, batch: ProducedBatch) -> None:
         """Call each interceptor for a queued batch."""
         for each in self._all:
-            with _logged(each):
+            with _logged(each, BaseException):
                 each.on_sealed(batch)
 
     def on_finished(self, batch: ProducedBatch, error: HeadraceError | None) -> None:
         """Call each interceptor with the result of a batch."""
         for each in self._all:
-            with _logged(each):
+            with _logged(each, BaseException):
                 each.on_finished(batch, error)
 
     def close(self, timeout: float | None) -> None:
@@ -89,8 +89,11 @@ class Interceptors:
 
 
 @contextlib.contextmanager
-def _logged(interceptor: ProducerInterceptor) -> Iterator[None]:
+def _logged(interceptor: ProducerInterceptor, logged: type[BaseException] = Exception) -> Iterator[None]:
+    """`logged` is BaseException where SystemExit would end a thread that other batches need."""
     try:
         yield
-    except Exception:
+    except KeyboardInterrupt:  # On the main thread.
+        raise
+    except logged:
         _log.exception("the interceptor %r failed; records are not affected", interceptor)

@@ -127,9 +127,12 @@ class PendingBatch:
 
 
 def _run(callback: Callable[[], None]) -> None:
+    """Run a callback of the application; whatever it raises would end the thread that completes other batches."""
     try:
         callback()
-    except Exception:
+    except KeyboardInterrupt:  # On the main thread.
+        raise
+    except BaseException:
         _log.exception("a delivery callback raised")
 
 
@@ -194,7 +197,7 @@ class RecordFuture(PendingRecord):
     def add_done_callback(self, callback: Callable[["RecordFuture"], Any]) -> None:
         """Call `callback(future)` once the record is delivered or has failed: on another thread, or at once.
 
-        It must be quick, because it delays other acknowledgements.
+        It must be quick, because it delays other acknowledgements. What it raises is logged, SystemExit included.
         """
         self.batch.call_when_done(lambda: callback(self))
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import threading
 import zlib
 from contextlib import suppress
@@ -458,12 +459,14 @@ def test_callbacks_run_once_and_one_that_raises_does_not_affect_the_others(fake_
     with producer_for(fake_cluster) as producer:
         future = producer.send("t", b"x")
         future.add_done_callback(lambda done: 1 / 0)
+        future.add_done_callback(lambda done: sys.exit(1))
         future.add_done_callback(lambda done: called.append(done.result().offset))
         future.add_done_callback(lambda done: seen.set())
         producer.flush(WAIT)
         assert seen.wait(WAIT)
         future.add_done_callback(lambda done: called.append("late"))
     assert called == [0, "late"]
+    assert caplog.text.count("a delivery callback raised") == 2
 
 
 def test_without_futures_send_gives_none_and_flush_still_tells(fake_cluster, faults, topic):
