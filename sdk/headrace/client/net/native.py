@@ -159,7 +159,7 @@ class NativeClientConnection:
 
     def _turn(self, connection: NativeSocket) -> None:
         """Wait briefly, process received bytes, send queued bytes, and end overdue requests."""
-        self._receive(connection, STALL_S if self._calls.is_idle else LOOK_S)
+        self._receive(connection, LOOK_S)  # Callers do not end the wait, not of an idle connection either.
         now = time.monotonic()
         if self._unsent:
             with self._send_lock:

@@ -18,7 +18,7 @@ from headrace.client.net import native_ports
 from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_async import AsyncNativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, NativeRequest, native_request
-from headrace.client.net.native_sockets import PlainSocket
+from headrace.client.net.native_sockets import LOOK_S, PlainSocket
 from headrace.client.net.security import ChannelSecurity
 from headrace.v1 import broker_pb2, cluster_pb2, native_pb2
 from headrace.wire.errors import (
@@ -510,6 +510,27 @@ def test_a_call_ends_at_its_deadline(make_client, make_port):
     assert batches(client.fetch()) == [[b"batches"]]
     client.until(lambda: [frame for frame in port.frames if frame.header.kind == Kind.CANCEL])
     assert len(port.connections) == 1
+
+
+def test_an_idle_connection_looks_at_deadlines(make_port, monkeypatch):
+    """Requests do not wake its thread: neither a deadline nor bytes that could not be sent may wait longer."""
+    waits = []
+    wait = PlainSocket.wait
+
+    def noted(connection, seconds, **options):
+        waits.append(seconds)
+        return wait(connection, seconds, **options)
+
+    monkeypatch.setattr(PlainSocket, "wait", noted)
+    port = make_port()
+    with client_of(Blocking, port.address) as client:
+        assert batches(client.fetch()) == [[b"batches"]]
+        answered = len(waits)
+        client.until(lambda: len(waits) > answered)
+        assert max(waits) <= LOOK_S
+        port.behave = hang
+        with pytest.raises(TimedOutError):
+            client.fetch(0.05)
 
 
 def test_a_request_can_be_cancelled(make_client, make_port):
