@@ -25,7 +25,7 @@ from headrace.client.net.native_calls import (
     not_connected,
     timed_out,
 )
-from headrace.client.net.native_ports import CONNECT_S, NativeCaller
+from headrace.client.net.native_ports import CONNECT_S, STALL_S, NativeCaller
 from headrace.client.net.native_sockets import (
     LOOK_S,
     NativeSocket,
@@ -41,9 +41,6 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 
 _log = logging.getLogger("headrace.client")
-
-STALL_S = 30.0
-"""Time after which a broker that neither accepts nor sends any byte of a frame counts as lost."""
 
 
 class NativeClientConnection:

@@ -17,7 +17,8 @@ from headrace.client.net.native_calls import (
     not_connected,
     timed_out,
 )
-from headrace.client.net.native_ports import CONNECT_S, NativeCaller
+from headrace.client.net.native_ports import CONNECT_S, STALL_S, NativeCaller
+from headrace.client.net.native_sockets import notice_dead_peers
 from headrace.client.net.security import ChannelSecurity
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError
@@ -40,6 +41,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         self._failure: HeadraceError | None = None
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._connecting: asyncio.Task[None] | None = None
+        self._received_at = self._loop.time()
         self.is_usable = True
         """Whether new requests may use it."""
 
@@ -66,7 +68,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
             done(None, self._failure)
             return 0
         number, parts = self._calls.begin(request, done, self._loop.time(), session)
-        self._timers[number] = self._loop.call_later(request.timeout, self.cancel, number)
+        self._timers[number] = self._loop.call_later(request.timeout, self._overdue, number)
         if self._calls.is_welcome:
             self._send(parts)
         else:
@@ -82,6 +84,12 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         if self._calls.is_welcome:
             self._send([self._calls.cancellation(number)])
         done(None, timed_out(self._address))
+
+    def _overdue(self, number: int) -> None:
+        """End a request without a response, and a connection that has stopped within a frame."""
+        self.cancel(number)
+        if self._calls.missing and self._loop.time() - self._received_at > STALL_S:
+            self._end(lost_connection(self._address, f"no progress on a frame for {STALL_S:g} s"))
 
     def close(self, error: HeadraceError) -> None:
         """End the connection; its requests end with `error`. Calling it again does nothing."""
@@ -128,6 +136,9 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self._transport = cast("asyncio.Transport", transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            notice_dead_peers(connection)
         self._transport.write(self._calls.greeting())
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -136,6 +147,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""
+        self._received_at = self._loop.time()
         was_welcome = self._calls.is_welcome
         over = self._calls.received(nbytes)
         if self._calls.is_welcome and not was_welcome:

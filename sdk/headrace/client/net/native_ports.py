@@ -27,6 +27,8 @@ _log = logging.getLogger("headrace.client")
 
 CONNECT_S = 1.0
 """Timeout of a connection including its greeting."""
+STALL_S = 30.0
+"""Time after which a broker that neither accepts nor sends any byte of a frame counts as lost."""
 AVOID_S = 10.0
 """Time for which an unreachable port is not tried again."""
 

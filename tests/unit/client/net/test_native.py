@@ -654,3 +654,34 @@ def test_with_the_native_protocol_alone_a_broker_without_it_is_an_error(make_cli
     with pytest.raises(TransportError, match="metadata has no native address") as raised:
         make_client("", transport="native").fetch()
     assert raised.value.retriable
+
+
+def test_a_dead_broker_is_noticed(make_client, make_port):
+    """The kernel ends a connection whose peer has left without a word, so that requests take another one."""
+    client = make_client(make_port().address)
+    client.fetch()
+    (connection,) = client.connections._connections.values()
+    if isinstance(client, Blocking):
+        used = connection._socket.connection
+    else:
+        used = connection._transport.get_extra_info("socket")
+    assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+        if hasattr(socket, name):
+            assert used.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+
+
+def test_an_asyncio_connection_that_stops_within_a_frame_is_replaced(make_port, monkeypatch):
+    """No later response could arrive on it."""
+    monkeypatch.setattr("headrace.client.net.native_async.STALL_S", 0.0)
+    large = b"b" * 500_000
+
+    def stop(port, connection, frame):
+        data = answer(frame.header.correlation, large)
+        connection.sendall(data[:-1] if len(port.connections) == 1 else data)
+
+    port = make_port(stop)
+    with client_of(Looping, port.address) as client:
+        with pytest.raises(TimedOutError):
+            client.fetch(0.3)
+        assert batches(client.fetch()) == [[large]]
