@@ -299,6 +299,8 @@ class Sender:
             if self._interceptors is not None:
                 self._interceptors.on_finished(_produced(batch), error)
             batch.pending.complete(base_offsets, error)
+        if failed_records:  # Behind an expired batch an open one may wait, for which no response comes and no timer.
+            self._maintenance.due_at(monotonic_ms())
 
     def look_after(self, now_ms: int) -> int | None:
         """End expired batches, cancel overdue calls if another leader is known, then start the possible calls.

@@ -231,6 +231,22 @@ def test_a_batch_that_is_queued_during_a_back_off_is_sent_after_it(fake_cluster,
     assert topic.partitions[0].values() == [b"a"]
 
 
+@pytest.mark.parametrize("bulk", [True, False])
+def test_a_batch_that_is_open_when_the_one_before_expires_ends_too(fake_cluster, topic, bulk):
+    """Nothing else leads to its sealing: the partition was busy when it was opened, so that it has no timer."""
+    fake_cluster.leaderless.add(("t", 0))
+    with producer_for(fake_cluster, delivery_timeout_ms=300) as producer:
+        first = producer.send_many("t", [b"a"]).parts[0][0] if bulk else producer.send("t", b"a")
+        while not producer._core.sender.unresolved():
+            threading.Event().wait(0.001)
+        done = threading.Event()
+        producer.send("t", b"b").add_done_callback(lambda _: done.set())  # Unlike `result`, this does not seal it.
+        assert isinstance(first.exception(WAIT), TimedOutError)
+        assert done.wait(WAIT)
+        with pytest.raises(headrace.DeliveryError):
+            producer.flush(WAIT)
+
+
 def test_batches_grow_and_share_a_request_while_one_is_in_flight(fake_cluster):
     """What is sent while a request flies waits for it, and leaves in one request for all partitions."""
     fake_cluster.create_topic("t", 3)
