@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headrace.client.base.errors import SerializationError
 from headrace.client.base.serializers import Serializer, serialize
 from headrace.client.producer.accumulator import HEADER_OVERHEAD, Headers, with_headers
+from headrace.client.producer.record_fields import checked_headers, checked_timestamps
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
@@ -155,16 +156,16 @@ def bulk_of(
     """Convert the arguments of `send_many`.
 
     Raises:
-        SerializationError: If an entry is not bytes, columns differ in length, or the groups are no division.
+        SerializationError: If an entry is not bytes, headers or a timestamp are invalid, columns differ in length, or
+            the groups are no division.
     """
-    times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
     joined = _joined(values) if keys is None and value_serializer is None else None
     ends = None if group_ends is None else np.asarray(group_ends, np.int64)
     bulk = Bulk(
         joined or _taken(values, value_serializer, "value"),
         None if keys is None else _taken(keys, key_serializer, "key"),
-        None if headers is None else list(headers),
-        times,
+        None if headers is None else [None if pairs is None else checked_headers(pairs) for pairs in headers],
+        None if timestamps_ms is None else checked_timestamps(timestamps_ms),
         ends,
     )
     if ends is not None:

@@ -108,7 +108,7 @@ class Producer:
         Raises:
             BufferFullError: If the buffer stayed full for max_block_ms; the record was not accepted.
             BatchTooLargeError: If the record is larger than the topic allows.
-            SerializationError: If it is not bytes, or the serializer failed.
+            SerializationError: If it is not bytes, the serializer failed, or its headers or its timestamp are invalid.
             UnknownTopicError, UnknownPartitionError, NoBrokersAvailableError: If there is no destination.
             ClosedError, ForkedError: If a new producer is needed.
         """

@@ -39,6 +39,7 @@ from headrace.client.producer.maintenance import ProducerMaintenance
 from headrace.client.producer.open_batches import OpenBatches, UnsentRecord, too_large
 from headrace.client.producer.partition_queue import SealedBatch
 from headrace.client.producer.producer_topics import ProducerTopic, ProducerTopics, is_unknown_topic
+from headrace.client.producer.record_fields import checked_headers, checked_timestamp
 from headrace.client.producer.rows import TypedBulk, TypedRow, bulk_of_table, checked_row
 from headrace.client.producer.sender import ProducerIO, Sender
 from headrace.client.tracing.sending import SendTracing
@@ -115,8 +116,12 @@ class ProducerCore:
         """Return the argument of `append`. Its span, if it has one, is ended with its batch, or by the caller.
 
         Raises:
-            SerializationError: If it is not bytes, or the serializer failed.
+            SerializationError: If it is not bytes, the serializer failed, or its headers or its timestamp are invalid.
         """
+        if headers is not None:
+            headers = checked_headers(headers)
+        if timestamp_ms is not None:
+            timestamp_ms = checked_timestamp(timestamp_ms)
         data: bytes | TypedRow | None
         if self._value_serializer is None and isinstance(value, Mapping):
             data = TypedRow(value)

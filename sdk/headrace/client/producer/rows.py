@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.client.base.data_frames import arrow_of
 from headrace.client.base.errors import SerializationError
+from headrace.client.producer.record_fields import checked_timestamps
 from headrace.client.producer.sequences import ProducerStamp
 from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
@@ -226,7 +227,7 @@ def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns
         keys = pa.array(keys, pa.binary()) if not isinstance(keys, pa.Array | pa.ChunkedArray) else keys
         keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
         keys = keys.cast(pa.binary())
-    times = None if timestamps_ms is None else [None if at is None else int(at) for at in timestamps_ms]
+    times = None if timestamps_ms is None else checked_timestamps(timestamps_ms)
     for name, column in (("keys", keys), ("timestamps_ms", times)):
         if column is not None and len(column) != table.num_rows:
             raise SerializationError(f"{len(column)} {name} for {table.num_rows} rows", action="Pass one per row.")

@@ -169,7 +169,7 @@ class Sender:
         return batch
 
     def encode(self, batch: SealedBatch, start: int, source: Encodes) -> None:
-        """Encode the records of `source` from `start`, divided into batches."""
+        """Encode the records of `source` from `start`, divided into batches; a batch that cannot be encoded fails."""
         step, records, stamp = batch.pending.batch_records, batch.records, batch.stamp
         encoded: list[BufferVector] = []
         together = None
@@ -202,10 +202,11 @@ class Sender:
             typed = error
             if not isinstance(typed, HeadraceError):
                 typed = InternalError(repr(error), outcome=Outcome.NOT_APPLIED)
+                _log.exception("a batch of %s could not be encoded", batch.partition_queue.where)
             with self._lock:
                 finished = self._in_flight_requests.give_up(batch, typed)
             self._finish(finished)
-            if typed is not error:
+            if not isinstance(error, Exception):
                 raise
 
     def dispatch(self) -> None:

@@ -1,19 +1,27 @@
 """The blocking producer on a fake cluster behind real gRPC: delivery, order, faults, bounds, ends."""
 
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import zlib
 from contextlib import suppress
+from datetime import datetime
 
 import headrace
 import pytest
 from headrace.client.base.operations import execute
+from headrace.client.producer.accumulator import ClosedBatch
+from headrace.client.producer.futures import PendingBatch
+from headrace.client.producer.partition_queue import Finished, PartitionQueue, SealedBatch
+from headrace.client.producer.sender import KEPT_FAILURES
+from headrace.wire.columns import decode_batch
 from headrace.wire.errors import (
     BatchTooLargeError,
     CorruptBatchError,
+    InternalError,
     Outcome,
     StorageFullError,
     ThrottledError,
@@ -360,6 +368,71 @@ def test_wrong_input_is_refused_at_the_call(fake_cluster, topic):
             producer.send("nowhere", b"x")
         with pytest.raises(headrace.SerializationError, match="2 keys for 3 values"):
             producer.send_many("t", [b"a", b"b", b"c"], keys=[b"k", b"k"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"headers": [("trace", "7f")]}, "not a pair of str and bytes: its value is str"),
+        ({"headers": [("trace", None)]}, "its value is NoneType"),
+        ({"headers": [(b"trace", b"7f")]}, "not a pair of str and bytes"),
+        ({"headers": [("\ud800", b"7f")]}, "surrogates not allowed"),
+        ({"headers": {"trace": b"7f"}}, "too many values to unpack"),
+        ({"headers": 5}, "not iterable"),
+        ({"headers": [("h", b"")] * 1_001}, "1001 headers, above the limit of 1000"),
+        ({"timestamp_ms": "2026-01-01"}, "'2026-01-01' is not a number of milliseconds"),
+        ({"timestamp_ms": datetime(2026, 1, 1)}, "is not a number of milliseconds"),
+        ({"timestamp_ms": float("nan")}, "is not a number of milliseconds"),
+        ({"timestamp_ms": 2**63}, "the years 1 to 9999"),
+    ],
+)
+def test_wrong_headers_and_timestamps_are_refused_at_the_call(fake_cluster, topic, wrong, said):
+    """Their batch has valid records of other threads; those are stored."""
+    many = {{"headers": "headers", "timestamp_ms": "timestamps_ms"}[name]: [value] for name, value in wrong.items()}
+    with producer_for(fake_cluster, linger_ms=1_000) as producer:
+        future = producer.send("t", b"a", headers=[("h", b"1")], timestamp_ms=1)
+        with pytest.raises(headrace.SerializationError, match=re.escape(said)):
+            producer.send("t", b"b", **wrong)
+        with pytest.raises(headrace.SerializationError, match=re.escape(said)):
+            producer.send_many("t", [b"b"], **many)
+        assert future.result(WAIT).offset == 0
+    assert topic.partitions[0].values() == [b"a"]
+
+
+def test_headers_are_taken_at_the_call(fake_cluster, topic):
+    """A list that its caller fills again, an iterator, and bytes that may change."""
+    with producer_for(fake_cluster, linger_ms=1_000) as producer:
+        headers, data = [("a", b"1")], bytearray(b"2")
+        producer.send("t", b"x", headers=headers)
+        headers.append(("b", "no bytes"))
+        producer.send("t", b"y", headers=iter([("c", data)]))
+        data[:] = b"changed"
+    ((_, batch),) = topic.partitions[0].batches
+    assert [list(found) for found in decode_batch(batch, max_payload_bytes=1 << 20).headers()] == [
+        [("a", b"1")], [("c", b"2")]
+    ]  # fmt: skip
+
+
+def test_a_batch_that_cannot_be_encoded_fails_alone(fake_cluster, topic, monkeypatch, caplog):
+    """`close` names its records in its error, and sends those of other topics."""
+    other = fake_cluster.create_topic("u")
+    encode = ClosedBatch.encode
+
+    def encode_other(batch, *arguments, **options):
+        if batch.pending.where.topic == "t":
+            raise TypeError("no encoder for it")
+        return encode(batch, *arguments, **options)
+
+    monkeypatch.setattr(ClosedBatch, "encode", encode_other)
+    producer = producer_for(fake_cluster, linger_ms=60_000)
+    failed = producer.send("t", b"a")
+    producer.send("u", b"b")
+    with pytest.raises(headrace.DeliveryError, match="no encoder for it") as caught:
+        producer.close()
+    assert caught.value.outcome == Outcome.NOT_APPLIED
+    assert isinstance(failed.exception(WAIT), InternalError)
+    assert other.partitions[0].values() == [b"b"]
+    assert "a batch of t-0 could not be encoded" in caplog.text
 
 
 def test_a_topic_that_a_server_did_not_know_stays_unknown_when_servers_fall_silent(fake_cluster, monkeypatch):
