@@ -156,9 +156,11 @@ class Sessions:
         """Addresses to which a token may be sent."""
         self._random = random.Random()
 
-    def begin(self, address: str, timeout: float, attempt: Attempt, ended: Ended) -> None:
-        """Start a call with the session's token; see `AuthorizedStart`."""
-        AuthorizedStart(self, address, timeout, attempt, ended).start()
+    def begin(self, address: str, timeout: float, attempt: Attempt, ended: Ended) -> Callable[[], None]:
+        """Start a call with the session's token; see `AuthorizedStart`. Return what ends its wait for the session."""
+        started = AuthorizedStart(self, address, timeout, attempt, ended)
+        started.start()
+        return started.stop_waiting
 
     def current(self, address: str) -> Token | None:
         """Return the token for a call to `address`; `None` means that the call must `wait` for it.
@@ -197,6 +199,12 @@ class Sessions:
             ready(NO_TOKEN, ClosedError(self._what))
         elif is_first:
             self._begin()
+
+    def leave(self, ready: Ready) -> bool:
+        """Remove a call that waits, whose `ready` is then never called; return `False` if it does not wait."""
+        with self._lock:
+            before, self._waiting = self._waiting, [waiter for waiter in self._waiting if waiter.ready != ready]
+            return len(self._waiting) < len(before)
 
     def refused(self, token: str) -> None:
         """Drop the session after a server has refused its token; does nothing if there is another one by now."""
@@ -265,12 +273,17 @@ class Sessions:
         try:
             self._spawn(self._exchanges())
         except RuntimeError as error:  # No thread can be started.
-            failure = InternalError(f"no session could be opened: {error}", outcome=Outcome.NOT_APPLIED, retriable=True)
-            with self._lock:
-                self._is_opening = False
-                waiting, self._waiting = self._waiting, []
-            for waiter in waiting:
-                _release(waiter, NO_TOKEN, failure)
+            self._not_opened(f"no session could be opened: {error}")
+
+    def _not_opened(self, message: str) -> None:
+        """End all waits after an exchange that did not run to its end; the next call begins another one."""
+        failure = InternalError(message, outcome=Outcome.NOT_APPLIED, retriable=True)
+        with self._lock:
+            self._is_opening = False
+            waiting, self._waiting = self._waiting, []
+            self._failure = message
+        for waiter in waiting:
+            _release(waiter, NO_TOKEN, copy(failure))
 
     def _exchanges(self) -> Operation[None]:
         """Open sessions until no call waits for one."""
@@ -280,6 +293,9 @@ class Sessions:
                 token = yield from self._open(address, min(timeout, OPEN_TIMEOUT_S))
             except Exception as error:
                 self._failed(address, error)
+            except BaseException:  # A provider that is cancelled or exits ends the task or the thread of the exchange.
+                self._not_opened("the exchange of the credential was cancelled, or its thread was ended")
+                raise
             else:
                 self._opened(token)
 
@@ -431,6 +447,11 @@ class AuthorizedStart:
     def _begin(self, token: Token) -> None:
         self._token = token
         self._attempt(token, self._answered)
+
+    def stop_waiting(self) -> None:
+        """End the call if it waits for the session; nothing was sent, and it is not begun any more."""
+        if self._sessions.leave(self._ready):
+            self._ended(None, self._sessions.not_open_in_time(self._address))
 
     def _ready(self, token: Token, error: Exception | None) -> None:
         if error is None:

@@ -225,6 +225,10 @@ class InFlightRequests:
             finished += self.failed(request, error, now_ms)
         return given_up, finished
 
+    def late(self, now_ms: int) -> list[Request]:
+        """Return the requests that have taken longer than their timeout. A connection ends those that it has sent."""
+        return [request for request, call in self._flying.items() if now_ms >= call.due_ms + request.timeout_ms]
+
     def _has_newer_leader(self, part: RequestPart) -> bool:
         leader = self._cluster_metadata.leader(part.partition_queue.where)
         return leader is not None and leader[2] > part.leader_epoch

@@ -50,10 +50,12 @@ class ProduceTransport(Protocol):
 class _Flying:
     """Call in flight, or one that waits for the session of its client."""
 
-    __slots__ = ("_cancel", "is_cancelled")
+    __slots__ = ("_cancel", "is_cancelled", "stop_waiting")
 
     def __init__(self) -> None:
         self._cancel: Callable[[], Any] = _nothing
+        self.stop_waiting: Callable[[], None] = _nothing
+        """Ends the call if it waits for the session."""
         self.is_cancelled = False
 
     def begun(self, cancel: Callable[[], Any]) -> None:
@@ -108,7 +110,7 @@ class ProduceCalls:
                 attempt("", ended)
             else:
                 timeout = (request.timeout_ms + GRACE_MS) / 1000
-                self._sessions.begin(request.address, timeout, attempt, ended)
+                call.stop_waiting = self._sessions.begin(request.address, timeout, attempt, ended)
         except BaseException:
             self._calls.pop(request, None)
             raise
@@ -118,6 +120,12 @@ class ProduceCalls:
         call = self._calls.get(request)
         if call is not None:
             call.cancel()
+
+    def stop_waiting(self, request: Request) -> None:
+        """End a call that waits for the session of its client: its `landed` is called with the outcome NOT_APPLIED."""
+        call = self._calls.get(request)
+        if call is not None:
+            call.stop_waiting()
 
     def _begin(self, request: Request, call: _Flying, token: str, ended: Ended) -> None:
         if call.is_cancelled:  # While it waited for the session; its batches may be encoded no longer.

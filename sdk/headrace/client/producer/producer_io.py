@@ -62,6 +62,10 @@ class BlockingProducerIO:
         """See `ProducerIO`."""
         self.calls.cancel(request)
 
+    def stop_waiting(self, request: Request) -> None:
+        """See `ProducerIO`."""
+        self.calls.stop_waiting(request)
+
     def run_step(self, step: Any) -> Any:
         """Run one step of an operation; a pause ends with the producer."""
         if isinstance(step, Pause):

@@ -60,6 +60,10 @@ class AsyncProducerIO:
         """See `ProducerIO`."""
         self.calls.cancel(request)
 
+    def stop_waiting(self, request: Request) -> None:
+        """See `ProducerIO`."""
+        self.calls.stop_waiting(request)
+
     async def close(self) -> None:
         """End the tasks and the calls."""
         self.background.close()

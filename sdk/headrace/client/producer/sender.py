@@ -62,6 +62,9 @@ class ProducerIO(Protocol):
     def cancel(self, request: Request) -> None:
         """Cancel a call; its `landed` is called with an error."""
 
+    def stop_waiting(self, request: Request) -> None:
+        """End a call that waits for the session: its `landed` is called with an error. Does nothing to another call."""
+
 
 class Encodes(Protocol):
     """Records of one partition, of `send` or of `send_many`."""
@@ -304,17 +307,20 @@ class Sender:
             self._maintenance.due_at(monotonic_ms())
 
     def look_after(self, now_ms: int) -> int | None:
-        """End expired batches, cancel overdue calls if another leader is known, then start the possible calls.
+        """End expired batches, overdue calls if another leader is known, and the waits of calls that are late.
 
         Return the next time to check, in monotonic ms.
         """
         with self._lock:
             given_up, finished = self._in_flight_requests.give_up_overdue(now_ms)
+            late = self._in_flight_requests.late(now_ms)
             finished += self._in_flight_requests.expire(now_ms)
             event_ms = self._in_flight_requests.next_event_ms(now_ms)
         self._finish(finished)
         for request in given_up:
             self._io.cancel(request)
+        for request in late:
+            self._io.stop_waiting(request)
         return event_ms
 
     def unresolved(self) -> list[SealedBatch]:

@@ -15,7 +15,7 @@ from headrace.client.net.connection import Connections
 from headrace.client.net.sessions import UnsentCallError
 from headrace.v1 import cluster_pb2
 from headrace.wire.columns import encode_batch
-from headrace.wire.errors import ShuttingDownError, UnauthenticatedError
+from headrace.wire.errors import Outcome, ShuttingDownError, TimedOutError, UnauthenticatedError
 
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.groups import fake_groups
@@ -268,6 +268,47 @@ async def test_a_call_that_waits_for_a_slow_provider_ends_in_time(cluster, ident
     ) as admin:
         with pytest.raises(headrace.NoBrokersAvailableError, match="no session was opened in time"):
             await admin.list_topics(timeout=0.05)
+
+
+async def test_a_cancelled_refresh_of_a_provider_is_an_error_of_the_calls_that_wait(cluster, identity):
+    """The provider awaits a task that it shares; the next call calls it again."""
+    refresh = asyncio.get_running_loop().create_future()
+
+    async def token():
+        return JWT if refresh.done() and not refresh.cancelled() else await refresh
+
+    async with headrace.aio.Admin(**settings(cluster, "api_key", "fetch_max_wait_ms", token_provider=token)) as admin:
+        listing = asyncio.create_task(admin.list_topics(timeout=WAIT))
+        await asyncio.sleep(0)
+        refresh.cancel()
+        with pytest.raises(headrace.HeadraceError, match="exchange of the credential was cancelled"):
+            await listing
+        refresh = asyncio.get_running_loop().create_future()
+        refresh.set_result(JWT)
+        assert await admin.list_topics() == ["t"]
+
+
+def test_a_producer_keeps_its_delivery_timeout_while_a_provider_hangs(cluster, identity):
+    """Its session has ended, and no other one is opened; the records were not sent."""
+    provided, calls = threading.Event(), []
+
+    def token():
+        calls.append(1)
+        if len(calls) > 1:
+            provided.wait(WAIT)
+        return JWT
+
+    changed = {"token_provider": token, "delivery_timeout_ms": 300, "linger_ms": 0}
+    with headrace.Producer(**settings(cluster, "api_key", "fetch_max_wait_ms", **changed)) as producer:
+        producer.send("t", b"warm").result(WAIT)
+        identity.revoke()
+        error = producer.send("t", b"v").exception(WAIT / 2)
+        assert isinstance(error, TimedOutError)
+        assert error.outcome == Outcome.NOT_APPLIED
+        provided.set()
+        with pytest.raises(headrace.DeliveryError):
+            producer.flush(WAIT)
+    assert cluster.topics["t"].partitions[0].values() == [b"warm"]
 
 
 def test_an_address_from_metadata_gets_no_token_in_plain_text(cluster, identity):

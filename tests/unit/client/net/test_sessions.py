@@ -379,6 +379,41 @@ def test_a_wait_without_a_thread_is_an_error(script):
     assert at.step is not None
 
 
+def test_an_exchange_that_is_cut_off_ends_its_waits_and_the_next_call_begins_another(script):
+    """So a provider does that awaits a cancelled task, or that exits: no exception reaches the exchange."""
+    at = script(token_provider=lambda: JWT)
+    at.wait("call", A)
+    at.wait("other", B)
+    at.step = None
+    at.exchange.close()
+    assert [name for name, *_ in at.ready] == ["call", "other"]
+    for _, _, error in at.ready:
+        assert isinstance(error, InternalError)
+        assert (error.outcome, error.retriable) == (Outcome.NOT_APPLIED, True)
+    at.wait("next")
+    assert at.exchanges == 2
+    at.answer(JWT)
+    at.answer(opened("hr1.k.1"))
+    assert at.ready[-1] == ("next", "hr1.k.1", None)
+
+
+def test_a_started_call_that_stops_waiting_ends_unsent_and_once(script):
+    """Others still wait; once the session is open it is too late."""
+    at = script()
+    started, ended = [], []
+    stop = at.sessions.begin(A, 5.0, lambda token, _: started.append(token), lambda *end: ended.append(end))
+    other = at.sessions.begin(A, 5.0, lambda token, _: started.append(token), lambda *end: ended.append(end))
+    stop()
+    stop()
+    [(answer, error)] = ended
+    assert answer is None
+    assert from_rpc_error(error).outcome == Outcome.NOT_APPLIED
+    at.answer(opened("hr1.k.1"))
+    other()
+    assert started == ["hr1.k.1"]
+    assert len(ended) == 1
+
+
 def test_no_repr_has_the_token(script):
     at = script()
     at.open("hr1.k.secret")

@@ -190,6 +190,19 @@ def test_while_a_leader_is_looked_for_metadata_is_asked_for_at_every_look(error,
     assert sending.send_one().parts[0].batches == [batch]
 
 
+def test_a_request_is_late_once_its_call_should_have_ended(sending):
+    """The times of calls are those of their connections; a call that waits for a session has no connection yet."""
+    sending.add()
+    request = sending.send_one()
+    sending.later(request.timeout_ms + OVERDUE_MS - 1)
+    assert sending.in_flight_requests.late(sending.now_ms) == []
+    sending.later(1)
+    assert sending.in_flight_requests.late(sending.now_ms) == [request]
+    assert sending.in_flight_requests.next_event_ms(sending.now_ms) <= sending.now_ms + OVERDUE_MS
+    sending.fail(request)
+    assert sending.in_flight_requests.late(sending.now_ms) == []
+
+
 @pytest.mark.parametrize("attempts", [1, 7])
 def test_a_refused_connection_is_tried_again_and_nothing_is_in_doubt(attempts, sending):
     """What never left is certainly not there: out of time, the error says so."""

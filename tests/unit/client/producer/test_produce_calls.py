@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from headrace.client.base.config import ProducerConfig
-from headrace.client.net.sessions import AuthorizedStart
+from headrace.client.net.sessions import Sessions
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_calls import ProduceCalls
 from headrace.wire.errors import Outcome, TimedOutError, UnauthenticatedError
@@ -21,7 +21,9 @@ class Waiting:
         self.landed = []
         self.cancelled = []
         sessions = SimpleNamespace(current=lambda address: None, wait=self.wait, refused=lambda token: None)
-        sessions.begin = lambda *call: AuthorizedStart(sessions, *call).start()
+        sessions.begin = lambda *call: Sessions.begin(sessions, *call)
+        sessions.leave = self.leave
+        sessions.not_open_in_time = lambda address: Sessions.not_open_in_time(SimpleNamespace(_failure=""), address)
         native = SimpleNamespace(begin=self.begin)
         self.calls = ProduceCalls(ProducerConfig(**CREDENTIAL), native, sessions, None)
         self.request = Request(1, "localhost:1", [], 1_000)
@@ -29,6 +31,11 @@ class Waiting:
 
     def wait(self, address, timeout, ready):
         self.waiting.append(ready)
+
+    def leave(self, ready):
+        was_waiting = ready in self.waiting
+        self.waiting = [each for each in self.waiting if each != ready]
+        return was_waiting
 
     def begin(self, address, make_request, done, token):
         self.sent.append((token, done))
@@ -63,3 +70,17 @@ def test_a_call_that_is_cancelled_while_it_waits_is_not_sent(producer, is_refuse
     assert isinstance(error, TimedOutError)
     assert error.outcome == Outcome.UNKNOWN
     assert len(producer.calls) == 0
+
+
+def test_a_call_that_stops_waiting_was_not_sent(producer):
+    """Its batches go back to their queue, where they may expire; once it was sent, its connection ends it."""
+    producer.calls.stop_waiting(producer.request)
+    [(_, _, error)] = producer.landed
+    assert (type(error), error.outcome, error.retriable) == (TimedOutError, Outcome.NOT_APPLIED, True)
+    assert producer.waiting == []
+    assert len(producer.calls) == 0
+    producer.calls.stop_waiting(producer.request)
+    sent = Waiting()
+    sent.waiting.pop()("hr1.k.1", None)
+    sent.calls.stop_waiting(sent.request)
+    assert (sent.landed, sent.cancelled) == ([], [])
