@@ -88,6 +88,7 @@ class DeliveryError(HeadraceError):
         failures: each a (partition, records, cause); at most 100 are kept.
         failed_records: total number of records that failed.
         pending_records: number of records still in flight after a flush timeout. They may be stored later.
+        outcome: NOT_APPLIED if none of the records is stored, those of failures that were not kept included.
     """
 
     def __init__(
@@ -96,13 +97,16 @@ class DeliveryError(HeadraceError):
         *,
         failed_records: int,
         pending_records: int = 0,
+        is_definite: bool = True,
     ) -> None:
+        """`is_definite` is whether none of the failed records may be stored, as far as `failures` does not say it."""
         parts = [f"{records} of {where}: {cause}" for where, records, cause in failures[:5]]
         if len(failures) > 5:
             parts.append(f"and {len(failures) - 5} more")
         if pending_records:
             parts.append(f"{pending_records} still undelivered when the time was up")
-        definite = not pending_records and all(cause.outcome == Outcome.NOT_APPLIED for _, _, cause in failures)
+        definite = is_definite and not pending_records
+        definite = definite and all(cause.outcome == Outcome.NOT_APPLIED for _, _, cause in failures)
         super().__init__(
             f"{failed_records + pending_records} records were not delivered ({'; '.join(parts)})",
             outcome=Outcome.NOT_APPLIED if definite else Outcome.UNKNOWN,

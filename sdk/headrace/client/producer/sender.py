@@ -133,6 +133,8 @@ class Sender:
         self._lock = io.make_lock()
         self._failures: list[tuple[TopicPartition, int, HeadraceError]] = []
         self._failed_records = 0
+        self._is_definite = True
+        """Whether no record that has failed since the last flush may be stored; not all failures are kept."""
         self._counted = ProducerStats(0, 0, 0, 0, 0)
         self._dispatching = False
         self._dispatch_again = False
@@ -291,6 +293,7 @@ class Sender:
         with self._lock:
             self._failed_records += failed_records
             self._failures += failures[: KEPT_FAILURES - len(self._failures)]
+            self._is_definite &= all(error.outcome == Outcome.NOT_APPLIED for _, _, error in failures)
             before = self._counted
             self._counted = before._replace(
                 sent_records=before.sent_records + sent_records,
@@ -333,8 +336,11 @@ class Sender:
         with self._lock:
             failures, self._failures = self._failures, []
             failed, self._failed_records = self._failed_records, 0
+            is_definite, self._is_definite = self._is_definite, True
         if failed or pending_records:
-            raise DeliveryError(failures, failed_records=failed, pending_records=pending_records)
+            raise DeliveryError(
+                failures, failed_records=failed, pending_records=pending_records, is_definite=is_definite
+            )
 
     def abandon(self, error: HeadraceError) -> None:
         """Fail the remaining batches, and cancel the calls in flight."""

@@ -212,6 +212,29 @@ def test_a_refused_batch_fails_alone_and_what_follows_arrives(fake_cluster, faul
     assert topic.partitions[0].values() == [b"a", b"c"]
 
 
+def test_an_outcome_in_doubt_is_told_although_its_failure_is_not_kept(fake_cluster, topic):
+    """An application sends records again that are certainly not stored."""
+    with producer_for(fake_cluster) as producer:
+        where = headrace.TopicPartition("t", 0)
+        queue = PartitionQueue(where, topic.topic_id)
+
+        def fail(records, outcome):
+            batches = [SealedBatch(queue, PendingBatch(where, 0, lambda _: None), 1, 0, 0) for _ in range(records)]
+            error = TimedOutError("late", outcome=outcome)
+            producer._core.sender._finish([Finished(batch, (), error) for batch in batches])
+
+        fail(KEPT_FAILURES, Outcome.NOT_APPLIED)
+        fail(1, Outcome.UNKNOWN)
+        with pytest.raises(headrace.DeliveryError) as caught:
+            producer.flush(WAIT)
+        assert (len(caught.value.failures), caught.value.failed_records) == (KEPT_FAILURES, KEPT_FAILURES + 1)
+        assert caught.value.outcome == Outcome.UNKNOWN
+        fail(1, Outcome.NOT_APPLIED)
+        with pytest.raises(headrace.DeliveryError) as caught:
+            producer.flush(WAIT)
+        assert caught.value.outcome == Outcome.NOT_APPLIED
+
+
 def test_out_of_time_is_unknown_only_where_a_try_may_have_been_applied(fake_cluster, faults, topic):
     with producer_for(fake_cluster, delivery_timeout_ms=150, linger_ms=0) as producer:
         fake_cluster.faults.extend([faults.refused_with(StorageFullError("full"))] * 1000)
