@@ -45,7 +45,7 @@ from headrace.client.producer.sender import ProducerIO, Sender
 from headrace.client.tracing.sending import SendTracing
 from headrace.display.progress import ProgressBar, progress_bar
 from headrace.v1 import cluster_pb2, topics_pb2
-from headrace.wire.errors import BatchTooLargeError, HeadraceError
+from headrace.wire.errors import BatchTooLargeError, HeadraceError, Outcome, UnknownTopicIdError
 from headrace.wire.typed.topic_columns import TopicColumns
 
 _log = logging.getLogger("headrace.client")
@@ -218,24 +218,31 @@ class ProducerCore:
         with progress_bar(f"send to {topic}", "records", len(bulk)) as bar:
             for chosen, share in plan:
                 try:
-                    yield from self._send_bulk(topic, chosen, share, parts, bar)
+                    yield from self._send_bulk(found.topic_leaders, chosen, share, parts, bar)
                 finally:
                     self.buffer_pool.leave(share)
         return parts
 
     def _send_bulk(
         self,
-        topic: str,
+        topic_leaders: TopicLeaders,
         chosen: int | None,
         bulk: Bulk | TypedBulk,
         parts: list[tuple[PendingRecord, int]],
         progress: ProgressBar,
     ) -> Operation[None]:
-        """Convert columns into batches without a step per record, after the open batch of the partition."""
+        """Convert columns into batches without a step per record, after the open batch of the partition.
+
+        Raises:
+            UnknownTopicIdError: If the topic for which they were divided was created again in the meantime.
+        """
         deadline = time.monotonic() + self.config.max_block_ms / 1000
         start = 0
         while start < len(bulk):
-            found = yield from self.topic(topic)
+            found = yield from self.topic(topic_leaders.name)
+            if found.topic_leaders.topic_id != topic_leaders.topic_id:
+                message = f"topic {topic_leaders.name} was deleted and created again"
+                raise UnknownTopicIdError(message, outcome=Outcome.NOT_APPLIED)
             buffer = found.buffers[found.sticky if chosen is None else chosen]
             together = buffer.run_records if bulk.group_ends is None else buffer.batch_records
             end, cost = bulk.cut(start, buffer.batch_limit, together)

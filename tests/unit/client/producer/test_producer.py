@@ -503,6 +503,29 @@ def test_a_topic_created_again_gets_no_record_of_the_old_one(fake_cluster):
     assert (old.partitions[0].values(), new.partitions[0].values()) == ([b"old"], [b"new"])
 
 
+@pytest.mark.parametrize("keys", [None, [b"k%d" % number for number in range(100)]])
+def test_the_rest_of_send_many_is_not_for_a_topic_created_again(fake_cluster, monkeypatch, keys):
+    """Its partitions are not those for which the records were divided: it may have fewer, and a key goes elsewhere."""
+    fake_cluster.create_topic("t", 5)
+    with producer_for(fake_cluster, batch_records=10) as producer:
+        send_bulk, sent = producer._core.open_batches.send_bulk, []
+
+        def sent_once(*arguments):
+            missing = send_bulk(*arguments)
+            if not sent:
+                sent.append(fake_cluster.create_topic("t", 1))
+                execute(producer._core.refresh(), producer._io.run_step)
+            return missing
+
+        monkeypatch.setattr(producer._core.open_batches, "send_bulk", sent_once)
+        with pytest.raises(UnknownTopicIdError, match="created again") as caught:
+            producer.send_many("t", [b"v"] * 1_000, keys=keys and keys * 10)
+        assert caught.value.outcome == Outcome.NOT_APPLIED
+        assert not sent[0].partitions[0].end
+        with suppress(headrace.DeliveryError):
+            producer.flush(WAIT)
+
+
 def test_records_wait_for_a_leader_and_for_a_producer_id(fake_cluster, topic):
     fake_cluster.leaderless.add(("t", 0))
     fake_cluster.coordinator_down = True
