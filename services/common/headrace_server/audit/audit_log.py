@@ -3,7 +3,8 @@
 A refusal or data call is written at once; those of the same user, method and topic in the second after it are one event
 with their number.
 If the topic cannot be written for long, the newest events are dropped and counted, and their number is an event itself:
-nothing is lost silently. Belongs to the event loop.
+nothing is lost silently. So is an event that is too large for a write, which would be repeated for ever and hold all
+later ones. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MAX_WAITING = 10_000
 """Events that wait for the topic."""
 MAX_WAITING_BYTES = 16 << 20
 """Their size as records."""
+MAX_EVENT_BYTES = 256 << 10
+"""Size of an event as a record. Names and requests are cut, so that no caller makes a larger one; it would be lost."""
 REPEATED_MS = 1_000
 """Least time between two events about refusals, or data calls, of one user, method and topic."""
 MAX_REPEATED = 1_000
@@ -106,7 +109,8 @@ class AuditLog:
         if not self._is_on():
             return
         size_bytes = len(event.to_json())
-        if len(self._waiting) >= MAX_WAITING or self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+        is_full = len(self._waiting) >= MAX_WAITING or self._waiting_bytes + size_bytes > MAX_WAITING_BYTES
+        if is_full or size_bytes > MAX_EVENT_BYTES:
             self._lost += 1
             self._lost_counter.inc()
             return

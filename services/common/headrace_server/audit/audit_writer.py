@@ -24,7 +24,7 @@ AUDIT_TOPIC = "__audit"
 CLIENT_ID = "headrace-audit"
 MAX_EVENTS = 500
 MAX_WRITE_BYTES = 512 << 10
-"""Size of the events of one write, which must fit into a batch; one event is far smaller."""
+"""Size of the events of one write, which must fit into a batch; an event has at most `MAX_EVENT_BYTES`."""
 FLUSH_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 10.0)
 """First and longest pause after a failure."""

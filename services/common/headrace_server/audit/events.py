@@ -17,6 +17,8 @@ MAX_REQUEST_CHARACTERS = 4_096
 MAX_REQUEST_BYTES = 16 << 10
 """Size of a request up to which it is converted, in about a millisecond."""
 MAX_RESOURCES = 100
+MAX_NAME_CHARACTERS = 255
+"""Of a name in `resources`: a subject of the schema registry has no more, a topic or group fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class AuditEvent:
     reason: str = ""
     """Of a refusal: the missing right, such as `write topic:orders`, or `identity`, or why a proof was not accepted."""
     resources: tuple[str, ...] = ()
-    """Topics and groups of the request and its response, such as `["topic:orders"]`."""
+    """Topics and groups of the request and its response, such as `["topic:orders"]`; at most 100, and of a longer name
+    than any resource has the first 255 characters.
+    """
     request: Any = None
     """The request as JSON; its first 4,096 characters as text if it is longer, its size if it has more than 16 KiB."""
     request_id: str = ""
@@ -73,7 +77,10 @@ def describe_request(request: Any) -> Any:
 
 
 def resources_of(*messages: Any) -> tuple[str, ...]:
-    """Return what a request and its response name, such as `topic:orders`, each once, at most `MAX_RESOURCES`."""
+    """Return what a request and its response name, such as `topic:orders`, each once, at most `MAX_RESOURCES`.
+
+    A name that is too long for any resource is cut.
+    """
     found: dict[str, None] = {}
     for message in messages:
         for name in () if message is None else _names(message):
@@ -86,16 +93,20 @@ def resources_of(*messages: Any) -> tuple[str, ...]:
 def _names(message: Any) -> Iterator[str]:
     for described, value in message.ListFields():
         if described.name == "group_id":
-            yield f"group:{value}"
+            yield f"group:{_cut(value)}"
         elif described.name == "group_ids":
-            yield from (f"group:{each}" for each in value)
+            yield from (f"group:{_cut(each)}" for each in value)
         elif described.name == "subject" and message.DESCRIPTOR.name == "SchemaRegistryAct":
-            yield f"schema:{value}"
+            yield f"schema:{_cut(value)}"
         elif described.name == "name" and message.DESCRIPTOR.name in _TOPIC_MESSAGES:
-            yield f"topic:{value}"
+            yield f"topic:{_cut(value)}"
         elif described.message_type is not None and not described.message_type.GetOptions().map_entry:
             for each in value if described.is_repeated else [value]:
                 yield from _names(each)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:MAX_NAME_CHARACTERS]}..."
 
 
 _TOPIC_MESSAGES = frozenset(

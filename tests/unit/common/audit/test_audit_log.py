@@ -3,8 +3,16 @@
 import json
 
 from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
-from headrace_server.audit.audit_log import MAX_REPEATED, MAX_WAITING, MAX_WAITING_BYTES, REPEATED_MS, AuditLog
+from headrace_server.audit.audit_log import (
+    MAX_EVENT_BYTES,
+    MAX_REPEATED,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+    REPEATED_MS,
+    AuditLog,
+)
 from headrace_server.audit.events import (
+    MAX_NAME_CHARACTERS,
     MAX_REQUEST_CHARACTERS,
     MAX_RESOURCES,
     AuditEvent,
@@ -138,3 +146,27 @@ def test_a_record_is_json_and_a_long_request_is_cut():
     too_many = cluster_pb2.CreateTopicsRequest(topics=[cluster_pb2.NewTopic(name=f"t{n}") for n in range(10_000)])
     assert describe_request(too_many) == f"{too_many.ByteSize()} bytes"
     assert len(resources_of(too_many)) == MAX_RESOURCES
+
+
+def test_a_name_that_no_topic_can_have_is_cut():
+    """In the log of the server, too: the name is the caller's, and a call has one of a megabyte."""
+    for character, size_bytes in (("x", 1), ("\x01", 6), ("é", 2), ("\U0001f600", 4)):
+        names = [f"{number}{character * 10_000}" for number in range(MAX_RESOURCES)]
+        request = cluster_pb2.DeleteTopicsRequest(topics=[topics_pb2.TopicRef(name=name) for name in names])
+        resources = resources_of(request, None)
+        assert {len(found) for found in resources} == {len("topic:...") + MAX_NAME_CHARACTERS}
+        assert len(resources) == MAX_RESOURCES
+        whole = event(kind="act", resources=resources, request=describe_request(request))
+        assert len(whole.to_json()) <= MAX_RESOURCES * (MAX_NAME_CHARACTERS * size_bytes + 20) + 1_000
+        assert len(whole.to_json()) <= MAX_EVENT_BYTES
+    (cut,) = resources_of(groups_pb2.DeleteGroupsRequest(group_ids=["g" * 1_000_000]))
+    assert cut == f"group:{'g' * MAX_NAME_CHARACTERS}..."
+
+
+def test_an_event_that_no_write_takes_is_lost_and_counted():
+    """It would be written again and again, and all later ones would wait for it."""
+    log = audit_log()
+    log.note_act(event(1, kind="act", request="x" * MAX_EVENT_BYTES))
+    assert log.take(10) == []
+    log.note_act(event(2, kind="act"))
+    assert counts(log) == [("act", 1), ("lost", 1)]
