@@ -18,7 +18,6 @@ from headrace.wire.errors import InvalidRequestError
 from headrace.wire.topic_names import MIRRORS_TABLE, RESERVED_PREFIX
 
 MAX_RESOURCE_CHARACTERS = 300
-MAX_REMEMBERED_NAMES = 10_000
 
 
 class Operation(IntFlag):
@@ -41,6 +40,7 @@ class Operation(IntFlag):
 
 
 EVERYTHING = Operation(255)
+_EVERYTHING, _ADMIN, _WRITE = int(EVERYTHING), int(Operation.ADMIN), int(Operation.WRITE)
 OWNER = "owner"
 """Role that the creator of a topic gets, until the topic is deleted."""
 ROLES: Mapping[str, Operation] = MappingProxyType(
@@ -59,6 +59,8 @@ ROLES: Mapping[str, Operation] = MappingProxyType(
 
 class ResourceKind(Enum):
     """Kind of a resource. A table is a topic."""
+
+    __hash__ = object.__hash__  # That of an `Enum` takes ten times as long, in every look-up.
 
     CLUSTER = "cluster"
     TOPIC = "topic"
@@ -121,62 +123,53 @@ def operation_names(operations: Operation) -> list[str]:
 
 
 class Rights:
-    """Rights of one user: what its grants allow together. A look-up costs the same however many grants there are."""
+    """Rights of one user: what its grants allow together.
 
-    __slots__ = ("_cluster", "_lengths", "_names", "_prefixes", "_remembered", "_writes_reserved")
+    A look-up takes time for each length of a prefix, and not for each grant. It stores nothing: callers choose names.
+    """
+
+    __slots__ = ("_cluster", "_lengths", "_names", "_prefixes", "_writes_reserved")
 
     def __init__(self, grants: Iterable[tuple[Pattern, Operation]] = (), *, is_server: bool = False) -> None:
         self._writes_reserved = is_server
-        self._cluster = Operation(0)
-        self._names: dict[tuple[ResourceKind, str], Operation] = {}
-        self._prefixes: dict[tuple[ResourceKind, str], Operation] = {}
+        self._cluster = 0  # Operations as integers: flags take a microsecond for each `|` and `&`.
+        self._names: dict[ResourceKind, dict[str, int]] = {kind: {} for kind in ResourceKind}
+        self._prefixes: dict[ResourceKind, dict[str, int]] = {kind: {} for kind in ResourceKind}
         for pattern, operations in grants:
             for kind in pattern.kinds:
                 if kind is ResourceKind.CLUSTER:
-                    self._cluster |= operations
+                    self._cluster |= int(operations)
                     continue
-                found = self._prefixes if pattern.is_prefix else self._names
-                found[kind, pattern.name] = found.get((kind, pattern.name), Operation(0)) | operations
-        if self._cluster & Operation.ADMIN:
-            self._cluster = EVERYTHING
-        self._lengths = sorted({len(name) for _, name in self._prefixes})
-        self._remembered: dict[tuple[ResourceKind, str], int] = {}
+                found = (self._prefixes if pattern.is_prefix else self._names)[kind]
+                found[pattern.name] = found.get(pattern.name, 0) | int(operations)
+        if self._cluster & _ADMIN:
+            self._cluster = _EVERYTHING
+        self._lengths = {kind: sorted(set(map(len, found))) for kind, found in self._prefixes.items()}
 
     def allow(self, operation: Operation, kind: ResourceKind, name: str = "") -> bool:
         """Return whether an operation on one resource is allowed; the cluster has no name."""
-        allowed = self._remembered.get((kind, name))
-        if allowed is None:
-            allowed = self._remember(kind, name)
-        return bool(allowed & int(operation))
+        if kind is ResourceKind.CLUSTER:
+            return bool(self._cluster & int(operation))
+        return bool(self._allowed(kind, name, self._names[kind].get(name, 0)) & int(operation))
 
     def allow_all(self, operation: Operation, kind: ResourceKind, prefix: str) -> bool:
         """Return whether an operation is allowed on every resource whose name begins with `prefix`."""
-        return bool(self._closed(self._of_prefixes(kind, prefix), kind, prefix) & operation)
+        return bool(self._allowed(kind, prefix, 0) & int(operation))
 
-    def _remember(self, kind: ResourceKind, name: str) -> int:
-        if len(self._remembered) >= MAX_REMEMBERED_NAMES:
-            self._remembered.clear()
-        allowed = self._cluster
-        if kind is not ResourceKind.CLUSTER:
-            allowed = self._of_prefixes(kind, name) | self._names.get((kind, name), Operation(0))
-        self._remembered[kind, name] = int(self._closed(allowed, kind, name))
-        return self._remembered[kind, name]
-
-    def _closed(self, allowed: Operation, kind: ResourceKind, name: str) -> Operation:
-        """Return what is allowed without writes of the cluster's own topics, unless this is a server."""
-        if kind is ResourceKind.TOPIC and name.startswith(RESERVED_PREFIX) and not self._writes_reserved:
-            return allowed & ~Operation.WRITE
-        return allowed
-
-    def _of_prefixes(self, kind: ResourceKind, name: str) -> Operation:
+    def _allowed(self, kind: ResourceKind, name: str, by_name: int) -> int:
+        """Return what the cluster and prefixes allow together with `by_name`; no writes of the cluster's own topics,
+        unless this is a server.
+        """
         least = _least_prefix(kind, name)
-        allowed = Operation(0) if least and self._cluster != EVERYTHING else self._cluster
-        for length in self._lengths:
-            if length > len(name):
+        allowed = by_name if least and self._cluster != _EVERYTHING else by_name | self._cluster
+        prefixes, characters = self._prefixes[kind], len(name)
+        for length in self._lengths[kind]:
+            if length > characters:
                 break
             if length >= least:
-                allowed |= self._prefixes.get((kind, name[:length]), Operation(0))
-        return allowed
+                allowed |= prefixes.get(name[:length], 0)
+        is_closed = kind is ResourceKind.TOPIC and name.startswith(RESERVED_PREFIX) and not self._writes_reserved
+        return allowed & ~_WRITE if is_closed else allowed
 
 
 def _least_prefix(kind: ResourceKind, name: str) -> int:

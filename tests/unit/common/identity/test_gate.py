@@ -1,6 +1,7 @@
 """The gate: who a call is from, whether it is served, and that what changes counts from the next decision on."""
 
 import contextlib
+import sys
 
 import pytest
 from headrace.v1 import auth_pb2, topics_pb2
@@ -230,6 +231,23 @@ def test_an_administrator_may_do_everything_and_an_operator_reads_nothing(known)
     assert bob.allows(DESCRIBE, TOPIC, "a")
     assert not bob.allows(READ, TOPIC, "a")
     assert not bob.allows(DESCRIBE, TOPIC, "__audit")
+
+
+@pytest.mark.parametrize("resource", [None, "topic:x", "topic:x*", "cluster"])
+def test_a_decision_keeps_no_name(known, resource):
+    """A caller without any right names what it likes, a megabyte in each call. So does one with a right to a prefix,
+    in each of its sessions.
+    """
+    if resource is not None:
+        known.grant("ada", "reader", resource)
+    access = known.access(known.user())
+    name = "".join(["x"] * 1_000)  # A new text: a constant has no count of references.
+    references = sys.getrefcount(name)
+    for caller in (access.caller, ANONYMOUS):
+        caller.allows(READ, TOPIC, name)
+        caller.allows(WRITE, ResourceKind.GROUP, name)
+        caller.allows_all(READ, TOPIC, name)
+    assert sys.getrefcount(name) == references
 
 
 def test_a_certificate_identifies_one_user_or_itself(known):
