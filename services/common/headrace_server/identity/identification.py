@@ -16,7 +16,15 @@ from headrace.wire.errors import MetastoreUnavailableError, Outcome, Unauthentic
 from headrace_server.clock import Clock
 from headrace_server.cluster_identity import ClusterIdentity
 from headrace_server.identity import api_keys, session_tokens
-from headrace_server.identity.callers import ANONYMOUS, Caller, Identity, Proof, identity_of, user_of_certificate
+from headrace_server.identity.callers import (
+    ANONYMOUS,
+    MAX_SKEW_MS,
+    Caller,
+    Identity,
+    Proof,
+    identity_of,
+    user_of_certificate,
+)
 from headrace_server.identity.identity_view import IdentityView
 from headrace_server.identity.refused_proofs import RefusedProofs
 from headrace_server.identity.session_tokens import InvalidTokenError, key_id_of, read_session, sign_session
@@ -79,11 +87,26 @@ class Identification:
         Raises:
             UnauthenticatedError: If it is none any more.
         """
-        caller.refresh(self._clock.now_ms())
-        if caller.is_server and caller.identity.signing_key not in self.server_keys:
-            raise UnauthenticatedError("the cluster's secret was replaced", action="Sign a new token.")
+        now_ms = self._clock.now_ms()
+        caller.refresh(now_ms)
+        if caller.is_server:
+            self._check_server(caller.identity, now_ms)
         if caller.ended:
             raise UnauthenticatedError(caller.ended, action="Open a new session.")
+
+    def _check_server(self, identity: Identity, now_ms: int) -> None:
+        """Compare a broker's or coordinator's token with the secrets and the time of the moment; raise as `check`.
+
+        A server signs a new token at half of the life of the one before, so that one whose clock is behind by up to
+        `SESSION_MS / 2 + MAX_SKEW_MS` is accepted, and one whose clock is ahead by any difference.
+        """
+        if identity.signing_key not in self.server_keys:
+            raise UnauthenticatedError("the cluster's secret was replaced", action="Sign a new token.")
+        if now_ms >= identity.expires_ms + MAX_SKEW_MS:
+            raise UnauthenticatedError(
+                f"the token of {identity.user} has expired",
+                action="Compare the clocks of the two servers: each signs a new token every few minutes.",
+            )
 
     @property
     def cluster_secrets(self) -> tuple[bytes, ...]:

@@ -289,6 +289,37 @@ def test_a_server_is_known_by_the_cluster_secret_alone(known):
         known.gate.identification.caller(other.identification.server_token())
 
 
+@pytest.mark.parametrize("is_remembered", [False, True])
+def test_a_token_of_a_server_expires_as_a_session(known, is_remembered):
+    """One that leaked, such as in a core dump, is worth nothing after 16 minutes, for calls that wait, too."""
+    token = known.gate.identification.server_token()
+    if is_remembered:
+        access = known.access(token)
+    known.clock.advance(SESSION_MS + MAX_SKEW_MS - 1)
+    known.access(known.gate.identification.server_token()).recheck()
+    if is_remembered:
+        access.recheck()
+    known.clock.advance(1)
+    with pytest.raises(UnauthenticatedError, match="token of broker-1 has expired"):
+        known.access(token)
+    if is_remembered:
+        with pytest.raises(UnauthenticatedError, match="token of broker-1 has expired"):
+            access.recheck()
+
+
+@pytest.mark.parametrize("ahead_ms", [3_600_000, MAX_SKEW_MS, -MAX_SKEW_MS, -(SESSION_MS // 2 + MAX_SKEW_MS) + 1])
+def test_servers_whose_clocks_differ_accept_each_other(known, ahead_ms):
+    """Shortly before a server signs a new token, too. Its clock is ahead by any difference, or behind by minutes."""
+    clock = ManualClock()
+    other = gate_over(known.keys, clock, auth_pb2.POSTURE_REQUIRED)
+    other.identification.server_token()
+    clock.set_wall(ahead_ms)
+    for by_ms in (0, SESSION_MS // 2 - 1, 1):
+        clock.advance(by_ms)
+        known.clock.advance(by_ms)
+        assert known.access(other.identification.server_token()).caller.is_server
+
+
 def test_two_secrets_of_the_cluster_are_accepted_while_one_is_replaced(known):
     """Remembered tokens of the old one end with it."""
     (old,) = known.gate.identification.cluster_secrets
