@@ -3,8 +3,8 @@
 `Admission` is the only handler of a server; gRPC calls it for every call at the call's headers. It checks, in this
 order: the certificate if names are required (`allowed_names`), its identity and its right on the cluster
 (`IdentityGate`), a free slot in its pool and in its caller's share (`Places`), that its request arrives (`Arrivals`),
-the request itself (`requests`), and the right to the group that it names. Only then the servicer's method runs, which
-asks `identity.gate.access()` about topics. Places are shared between addresses.
+the identity and right of then, the request itself (`requests`), and the right to the group that it names. Only then the
+servicer's method runs, which asks `identity.gate.access()` about topics. Places are shared between addresses.
 
 A call that ends unread counts as wasted (`wasted_calls`), and so does a call of an unknown method.
 
@@ -164,8 +164,7 @@ class Admission(grpc.GenericRpcHandler):
             request, is_first = await self._take(served, context), True
             allowed = access()
             try:
-                if served.row.uses_quota:
-                    await allowed.hold(Use.REQUEST)
+                await self._hold_stream(served, allowed, context)
                 async for response in behaviour(request, context):
                     if not is_first:
                         await self._admit_further(served, allowed, context)
@@ -184,8 +183,7 @@ class Admission(grpc.GenericRpcHandler):
 
         async def answer(_requests: Any, context: Any) -> AsyncIterator[Any]:
             first = await self._take(served, context)
-            if served.row.uses_quota:
-                await access().hold(Use.REQUEST)
+            await self._hold_stream(served, access(), context)
             async for response in behaviour(self._read_all(served, first, context), context):
                 yield response
 
@@ -199,10 +197,10 @@ class Admission(grpc.GenericRpcHandler):
         """
         yield first
         while (data := await context.read()) is not grpc.aio.EOF:
-            await self._admit_further(served, access(), context)
             if served.row.uses_quota:
                 access().charge(Use.REQUEST)
                 await access().hold(Use.REQUEST)
+            await self._admit_further(served, access(), context)
             try:
                 request = served.reader.read(data, peer_host(context.peer()))
             except HeadraceError as error:
@@ -236,6 +234,7 @@ class Admission(grpc.GenericRpcHandler):
             if data is grpc.aio.EOF:
                 raise InvalidRequestError("the call ended without a request", action="Send one message.")
             is_read = True
+            self._gate.admit_arrived(allowed, served.row)
             if allowed.is_proven(served.row):
                 self.wasted.note_served(peer)
             if served.row.uses_quota:
@@ -284,6 +283,11 @@ class Admission(grpc.GenericRpcHandler):
             raise error
         set_access(allowed)
         return allowed
+
+    async def _hold_stream(self, served: _Served, allowed: Access, context: Any) -> None:
+        """Hold a stream while its user has had more requests than its quota, and then do as `_admit_further`."""
+        if served.row.uses_quota and await allowed.hold(Use.REQUEST):
+            await self._admit_further(served, allowed, context)
 
     async def _admit_further(self, served: _Served, allowed: Access, context: Any) -> None:
         """End a stream whose caller has lost what the call needs; health, which needs nothing, never."""

@@ -1,4 +1,6 @@
-"""A fetch that waited for records is checked again before it is answered."""
+"""A fetch that waited for records, or for its quota, is checked again before it is answered."""
+
+import contextlib
 
 import pytest
 from headrace.v1 import broker_pb2
@@ -6,6 +8,7 @@ from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError
 from headrace_broker.rpc.fetch import _check_rights, _Wanted
 from headrace_server.identity.gate import set_access
 
+from tests.unit.broker.test_broker_start import service_of
 from tests.unit.common.identity.test_gate import KEYS, Known
 
 
@@ -39,3 +42,19 @@ def test_a_fetch_that_waited_loses_the_topics_of_lost_grants(known):
     assert partitions[0].error is None
     assert isinstance(partitions[1].error, NotAuthorizedError)
     assert kept in known.keys.key_values
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_fetch_that_waited_for_its_quota_is_checked_again(known, monkeypatch, is_deleted):
+    """Its user had fetched too much, and waits for seconds."""
+    set_access(known.access(known.user("ada")))
+
+    async def wait(*_):
+        if is_deleted:
+            known.keys.write({KEYS.user("ada"): None})
+        return 1
+
+    monkeypatch.setattr(known.gate.quotas, "hold", wait)
+    service = service_of(None, fences=False)
+    with pytest.raises(UnauthenticatedError, match="deleted") if is_deleted else contextlib.nullcontext():
+        await service.hold_fetch()

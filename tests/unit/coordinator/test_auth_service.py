@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 from headrace.v1 import auth_pb2
-from headrace.wire.errors import InvalidRequestError, NotAuthorizedError
+from headrace.wire.errors import InvalidRequestError, NotAuthorizedError, UnauthenticatedError
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.auth_service import SERVICE_NAME, AuthServicer
 from headrace_server.identity.callers import ANONYMOUS, Caller, Identity, Proof
-from headrace_server.identity.gate import Access, set_access
+from headrace_server.identity.gate import Access, access, set_access
 from headrace_server.identity.quotas import DEFAULT_QUOTA
 from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.methods import METHODS, Right
@@ -198,6 +199,35 @@ async def test_a_key_that_ends_makes_none_that_lives_longer(service, user, lifet
     with pytest.raises(InvalidRequestError, match="60000") if is_refused else contextlib.nullcontext():
         await service.call(user, "CreateApiKey", user="ada", lifetime_ms=lifetime_ms)
     assert len(service.parts.view.users["ada"].api_keys) == (1 if is_refused else 2)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_a_deleted_key_makes_no_successor(service, is_seen):
+    """Of a call that was admitted before, whether this coordinator's view shows the deletion or is behind etcd."""
+    parts = service.parts
+    set_access(Access(service.gate, service.caller("ada"), "CreateApiKey"))
+    (own,) = parts.view.users["ada"].api_keys
+    before = copy.deepcopy(parts.view.users["ada"])
+    await parts.see(await parts.store.delete_api_key(own.key_id, parts.deadline))
+    if not is_seen:
+        parts.view._take_user(parts.view._keyspace.parse(parts.view._keyspace.user("ada")).user_id, before)
+        service.gate.identification.check(access().caller)
+    create = AuthServicer.CreateApiKey.__wrapped__
+    with pytest.raises(UnauthenticatedError, match="the API key was deleted"):
+        await create(service.servicer, auth_pb2.CreateApiKeyRequest(user="ada"), Context())
+    stored = await parts.writes.read_user("ada", parts.deadline)
+    assert not stored[0].api_keys
+
+
+async def test_a_disabled_user_makes_no_key_and_an_administrator_makes_one_for_it(service):
+    """By etcd, also where this coordinator's view is behind."""
+    parts = service.parts
+    creator = service.caller("ada").identity
+    await parts.put_user("ada", disabled=True)
+    with pytest.raises(UnauthenticatedError, match="user ada is disabled"):
+        await parts.store.create_api_key("ada", "", 0, parts.deadline, creator=creator)
+    await service.call("root", "CreateApiKey", user="ada")
+    assert len(parts.view.users["ada"].api_keys) == 2
 
 
 async def test_callers_ask_about_themselves(service):

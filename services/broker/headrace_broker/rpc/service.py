@@ -144,10 +144,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return await self._fetch.locate(request, CALLER.get())
 
     async def hold_fetch(self) -> None:
-        """Wait until the bytes that the user has fetched are within its quota; raise as `Quotas.check`."""
+        """Wait until the bytes that the user has fetched are within its quota; raise as `Quotas.check`.
+
+        After a wait raise as `Access.recheck`, too.
+        """
         caller = access()
         caller.check_quota(Use.FETCH)
-        await caller.hold(Use.FETCH)
+        if await caller.hold(Use.FETCH):
+            caller.recheck()
 
     @unary
     async def ListOffsets(self, request: broker_pb2.ListOffsetsRequest, context: Any) -> broker_pb2.ListOffsetsResponse:

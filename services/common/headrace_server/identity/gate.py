@@ -128,6 +128,14 @@ class IdentityGate:
             self._check_rights_age(access)
         return access
 
+    def admit_arrived(self, access: Access, row: Method) -> None:
+        """Check what `admit` has checked once the request has arrived, for which its caller has half a minute, if users
+        or grants have changed meanwhile; raise as that.
+        """
+        if access.version != self.view.version:
+            access.version = self.view.version
+            self.admit_further(access, row)
+
     def admit_further(self, access: Access, row: Method) -> None:
         """Check what `admit` has checked before a further message of a stream; raise as that."""
         access.recheck()
@@ -208,7 +216,7 @@ def payer_of(caller: Caller, address: str) -> Payer | None:
 class Access:
     """What the caller of one call may do."""
 
-    __slots__ = ("_gate", "_is_about_identity", "_payer", "act", "address", "caller", "method", "request_id")
+    __slots__ = ("_gate", "_is_about_identity", "_payer", "act", "address", "caller", "method", "request_id", "version")
 
     def __init__(
         self, gate: IdentityGate, caller: Caller, method: str, address: str = "", *, is_about_identity: bool = False
@@ -217,6 +225,8 @@ class Access:
         self._gate = gate
         self._is_about_identity = is_about_identity
         self.caller = caller
+        self.version = gate.view.version
+        """Version of the view by which the call was admitted."""
         self._payer = payer_of(caller, address)
         self.method = method
         self.address = address

@@ -281,6 +281,7 @@ class NativeConnection(FramedConnection):
         note_call(caller)
         method, correlation = call.method, call.header.correlation
         try:
+            self._service.gate.admit_arrived(call.access, method.row)
             request = await self._read(call)
             call.access.charge(Use.REQUEST)
             answer = await method.handle(request, call)

@@ -36,7 +36,7 @@ from headrace_coordinator.core.identity_rules import check_own_lifetime
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.runtime.identity_policies import IdentityPolicies
-from headrace_coordinator.runtime.identity_store import IdentityStore, unknown_api_key
+from headrace_coordinator.runtime.identity_store import IdentityStore, deleted_api_key, unknown_api_key
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +106,11 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
         by = self._administrator_or(request.client_id, request.user)
         self._check_own_lifetime(request.lifetime_ms)
         deadline = self._deadline(context)
-        created = await self._store.create_api_key(request.user, request.description, request.lifetime_ms, deadline)
+        identity = access().caller.identity
+        creator = identity if identity.user == request.user else None
+        created = await self._store.create_api_key(
+            request.user, request.description, request.lifetime_ms, deadline, creator=creator
+        )
         await self._answers.see(created.revision, deadline)
         log.info("api_key_created", user=request.user, key_id=created.stored.key_id, by=by)
         return auth_pb2.CreateApiKeyResponse(api_key=to_api_key(created.stored), secret=created.text)
@@ -280,13 +284,16 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
         return _caller_name(client_id)
 
     def _check_own_lifetime(self, lifetime_ms: int) -> None:
-        """Check the lifetime of a key that the caller creates for itself; raise as the rule of this name."""
+        """Check the lifetime of a key that the caller creates for itself; raise as the rule of this name, and
+        UnauthenticatedError if the key of the call was deleted.
+        """
         caller = access().caller
         if caller.identity.proof is not Proof.API_KEY or caller.allows(Operation.ADMIN, ResourceKind.CLUSTER):
             return
         found = self._view.user_of_api_key(caller.identity.credential)
-        if found is not None:
-            check_own_lifetime(lifetime_ms, found[1])
+        if found is None:
+            raise deleted_api_key()
+        check_own_lifetime(lifetime_ms, found[1])
 
     async def _write(self, context: Any, write: Callable[..., Awaitable[int]], *arguments: Any) -> None:
         """Await `write(*arguments, deadline)` of a store, and this coordinator's view of what it wrote."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace.v1 import auth_pb2
-from headrace.wire.errors import ConflictError, InvalidRequestError, Outcome
+from headrace.wire.errors import ConflictError, InvalidRequestError, Outcome, UnauthenticatedError
 from headrace_server.identity import api_keys
+from headrace_server.identity.callers import Identity, Proof
 from headrace_server.identity.identity_view import GROUP_PREFIX
 from headrace_server.identity.rights import ROLES
 from headrace_server.internal_v1 import metadata_pb2
@@ -115,12 +116,17 @@ class IdentityStore:
 
     # --- API keys ---
 
-    async def create_api_key(self, user: str, description: str, lifetime_ms: int, deadline: float) -> NewApiKey:
+    async def create_api_key(
+        self, user: str, description: str, lifetime_ms: int, deadline: float, *, creator: Identity | None = None
+    ) -> NewApiKey:
         """Create an API key; those of the user that have expired are removed.
+
+        `creator` is the identity of the user that creates it for itself; `None` means that another user does.
 
         Raises:
             InvalidRequestError: If there is no such user, or it is identified elsewhere.
             ConflictError: If the user has two.
+            UnauthenticatedError: If etcd has the user disabled, or not the API key of `creator`.
         """
         now_ms = self._clock.now_ms()
         identity_rules.check_lifetime(lifetime_ms)
@@ -146,6 +152,8 @@ class IdentityStore:
                 raise _unknown_user(user)
             if any(api_key.key_id == stored.key_id for api_key in before.api_keys):
                 return None  # An earlier attempt created it; its response was lost.
+            if creator is not None:
+                _check_creator(creator, before)
             self._limits.check_reserve("a new API key")
             kept = usable_keys(before.api_keys, now_ms)
             identity_rules.check_further_key(user, kept)
@@ -252,6 +260,24 @@ def with_api_keys(user: metadata_pb2.StoredUser, kept: list[metadata_pb2.StoredA
     del after.api_keys[:]
     after.api_keys.extend(kept)
     return after
+
+
+def _check_creator(creator: Identity, user: metadata_pb2.StoredUser) -> None:
+    """Check that a user may still create an API key for itself, by etcd and not by a view that is behind.
+
+    Raises:
+        UnauthenticatedError: If it is disabled, or the API key that proves who it is was deleted.
+    """
+    if user.disabled:
+        raise UnauthenticatedError(f"user {user.name} is disabled", action="Open a new session.")
+    is_by_key = creator.proof is Proof.API_KEY
+    if is_by_key and all(api_key.key_id != creator.credential for api_key in user.api_keys):
+        raise deleted_api_key()
+
+
+def deleted_api_key() -> UnauthenticatedError:
+    """Return the error for a call by an API key that was deleted meanwhile."""
+    return UnauthenticatedError("the API key was deleted", action="Open a new session.")
 
 
 def unknown_api_key(key_id: str) -> InvalidRequestError:

@@ -40,8 +40,9 @@ class Cluster(cluster_pb2_grpc.ClusterServiceServicer):
 class Served:
     """A server over keys that a test writes, with an administrator."""
 
-    def __init__(self, known, channel, broker, cluster):
+    def __init__(self, known, address, channel, broker, cluster):
         self.known = known
+        self.address = address
         self.broker, self.cluster = broker, cluster
         self._api_key = known.user()
         self.grant = known.grant("ada", "admin", "cluster")
@@ -74,7 +75,7 @@ async def serving():
     address = await server.start("127.0.0.1:0")
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Served(known, channel, broker, cluster)
+            yield Served(known, address, channel, broker, cluster)
     finally:
         await server.stop(0)
 
