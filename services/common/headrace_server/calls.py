@@ -23,6 +23,7 @@ from headrace.wire.errors import (
 from prometheus_client import Counter
 
 from headrace_server.call_spans import current_span
+from headrace_server.identity.certificate_names import in_order
 from headrace_server.identity.gate import current_access
 
 log = structlog.get_logger(__name__)
@@ -68,12 +69,15 @@ def bearer_token(context: Any) -> str:
 
 
 def certified_names(context: Any) -> list[str]:
-    """Return all names in the caller's certificate, which gRPC has verified; the common name is first."""
+    """Return all names in the caller's certificate, which was verified; the common name is first, empty without one."""
     if context is None:
         return []
     found = context.auth_context()
-    names = [*found.get("x509_common_name", ()), *found.get("x509_subject_alternative_name", ())]
-    return [name.decode(errors="replace") for name in names]
+    common, alternatives = (
+        [name.decode(errors="replace") for name in found.get(key, ())]
+        for key in ("x509_common_name", "x509_subject_alternative_name")
+    )
+    return in_order(common, alternatives)
 
 
 def check_certificate(context: Any, allowed: frozenset[str]) -> None:
@@ -86,7 +90,7 @@ def check_certificate(context: Any, allowed: frozenset[str]) -> None:
     if allowed and allowed.isdisjoint(names):
         log.warning("peer_refused", peer=context.peer(), names=names)
         raise NotAuthorizedError(
-            f"the peer's certificate names {', '.join(names) or '(no name)'}, none of the allowed ones",
+            f"the peer's certificate names {', '.join(filter(None, names)) or '(no name)'}, none of the allowed ones",
             action="Add the name to internal_tls_allowed_names, or use a broker's or coordinator's certificate.",
         )
 

@@ -32,6 +32,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headrace_server.health import HEALTH_NAMES, Health, HealthCause
+from headrace_server.identity.certificate_names import in_order, names_of
 from headrace_server.metrics_access import MetricsAccess, PageRefusal
 from headrace_server.places import caller
 from headrace_server.rpc import AddressInUseError, split_address
@@ -304,10 +305,8 @@ def _bearer_token(environ: dict[str, Any]) -> str:
 
 
 def certified_names(writer: asyncio.StreamWriter) -> list[str]:
-    """Return the names in the verified certificate of a connection; the common name is first."""
-    certificate = writer.get_extra_info("peercert") or {}
-    common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return [*common, *(value for _, value in certificate.get("subjectAltName", ()))]
+    """Return the names in the verified certificate of a connection, as `calls.certified_names`."""
+    return in_order(*names_of(writer.get_extra_info("peercert")))
 
 
 def _refuse(refused: PageRefusal) -> _Answer:

@@ -154,10 +154,10 @@ def user_of_certificate(view: IdentityView, names: Sequence[str]) -> tuple[str, 
     """Return the user that a certificate identifies, and the name in it that does; `None` if it names several users.
 
     A certificate that no user has is a user of its own, `certificate:NAME`: its SPIFFE id, else its first alternative
-    name, else its common name. `names` has the common name first.
+    name, else its common name. `names` has the common name first, empty if the certificate has none.
     """
     users = view.users_of_certificate(names)
-    if len(users) > 1 or not names:
+    if len(users) > 1 or not any(names):
         return None
     if users:
         (user,) = users

@@ -14,6 +14,7 @@ from headrace.wire.errors import HeadraceError, InvalidRequestError, Unsupported
 from headrace.wire.frames import CONFIRMED, Frame, FrameError, FrameReader, Header, Kind, frame_head
 
 from headrace_server.handshakes import check_handshake, own_handshake
+from headrace_server.identity.certificate_names import names_of
 from headrace_server.native.outgoing import OutgoingMessage, OutgoingQueue
 from headrace_server.places import caller
 
@@ -255,11 +256,8 @@ def _nothing() -> None:
 
 
 def _names_of(certificate: dict[str, Any] | None) -> dict[str, list[bytes]]:
-    if not certificate:
-        return {}
-    common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    others = [value for _, value in certificate.get("subjectAltName", ())]
+    common, alternatives = names_of(certificate)
     return {
         "x509_common_name": [name.encode() for name in common],
-        "x509_subject_alternative_name": [name.encode() for name in others],
+        "x509_subject_alternative_name": [name.encode() for name in alternatives],
     }
