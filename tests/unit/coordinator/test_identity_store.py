@@ -111,6 +111,26 @@ async def test_the_last_administrator_keeps_its_rights(parts, remove):
     assert parts.writes.has_administrator
 
 
+@pytest.mark.parametrize("ends_after_ms", [0, 60_000])
+async def test_the_grant_of_the_last_administrator_ends_no_earlier(parts, ends_after_ms):
+    """It would take the rights away at its end, when it is too late to refuse. A later end takes nothing."""
+    await parts.put_user("ada")
+    await parts.add_key("ada")
+    now_ms = parts.clock.now_ms()
+    await parts.grant("ada", expires_ms=now_ms + ends_after_ms if ends_after_ms else 0)
+    before = parts.source.revision
+    with pytest.raises(ConflictError, match=LAST):
+        await parts.grant("ada", expires_ms=now_ms + 59_999)
+    assert parts.source.revision == before
+    if ends_after_ms:
+        await parts.grant("ada", expires_ms=now_ms + 60_001)
+        await parts.grant("ada")
+    await parts.administrator("bob")
+    await parts.grant("ada", expires_ms=now_ms + 1)
+    (grant,) = parts.view.grants_to("ada")
+    assert grant.expires_ms == now_ms + 1
+
+
 @pytest.mark.parametrize("remove", REMOVALS)
 async def test_an_administrator_without_a_credential_that_works_does_not_count(parts, remove):
     """Disabled, without an API key, with an expired one, with an expired grant, or only a reader: no substitutes."""

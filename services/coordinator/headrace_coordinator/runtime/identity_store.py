@@ -20,7 +20,7 @@ from headrace_server.metastore.api import Compare, CreateRevisionIs, Exists
 from headrace_coordinator.core import identity_rules
 from headrace_coordinator.core.administrators import Removal, usable_keys
 from headrace_coordinator.core.identity_rules import MAX_GRANTS, MAX_USERS, check_room, is_external
-from headrace_coordinator.runtime.identity_writes import MAX_REMOVED_GRANTS, Change, IdentityWrites
+from headrace_coordinator.runtime.identity_writes import MAX_REMOVED_GRANTS, Change, IdentityWrites, grant_name
 from headrace_coordinator.runtime.metadata_limits import MetadataLimits
 
 UserChange = Change[metadata_pb2.StoredUser]
@@ -192,6 +192,7 @@ class IdentityStore:
 
         Raises:
             InvalidRequestError: If it breaks a rule, or names a user or a role that does not exist.
+            ConflictError: If it would end earlier than now, and without it the cluster has no administrator.
             MetadataLimitError: If it is new and there are too many, or etcd is nearly full.
         """
         wanted = auth_pb2.Grant(
@@ -212,7 +213,8 @@ class IdentityStore:
                 check_room("grants", len(self._view.all_grants), MAX_GRANTS)
             is_own_role = wanted.role not in ROLES and wanted.role in self._view.roles
             role = (Exists(self._keyspace.role(wanted.role)),) if is_own_role else ()
-            return Change(wanted, None, (*role, *await self._principal_exists(wanted.principal, deadline)))
+            removal = Removal(grant=grant_name(wanted)) if _ends_earlier(wanted, before) else None
+            return Change(wanted, removal, (*role, *await self._principal_exists(wanted.principal, deadline)))
 
         stored, revision = await self._writes.rewrite(
             self._keyspace.grant(grant.principal, grant.role, grant.resource),
@@ -251,6 +253,13 @@ class IdentityStore:
         if found is None:
             raise _unknown_user(principal)
         return (CreateRevisionIs(self._keyspace.user(principal), found[1]),)
+
+
+def _ends_earlier(wanted: auth_pb2.Grant, before: auth_pb2.Grant | None) -> bool:
+    """Return whether a grant would expire earlier than the one that it replaces, if any."""
+    if before is None or not wanted.expires_ms:
+        return False
+    return not before.expires_ms or wanted.expires_ms < before.expires_ms
 
 
 def with_api_keys(user: metadata_pb2.StoredUser, kept: list[metadata_pb2.StoredApiKey]) -> metadata_pb2.StoredUser:
