@@ -21,8 +21,9 @@ Only brokers and coordinators write it; administrators read it, and users with a
 
 An event whose write was not acknowledged is written again, so it may be there twice with the same `server`, `time_ms`,
 `method` and `request_id`. Refusals of one user and method within a second are one record, and so are the data calls of
-one user and method on one topic. Beyond 1,000 of these at a server, one record has the number of all others, with the
-names of the last one.
+one user and method on one topic. Of a user that reads or writes more than 100 such topics at a server, data calls on
+the others are one record a second for each method, without `resources`. Beyond 1,000
+users, methods and topics at a server, one record of each `kind` has the number of all others, and no names.
 
 `headrace topic alter payroll --set audit=read` records who reads a topic; `write` and `all` are the other values. A
 consumer that waits for records calls several times a minute.

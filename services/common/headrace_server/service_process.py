@@ -161,7 +161,7 @@ class ServiceProcess:
 
     def make_audit_writer(self, gate: IdentityGate, view: ClusterView) -> AuditWriter:
         """Return the writer of the audit log. The caller runs it."""
-        return AuditWriter(gate.audit_log, self.make_topic_writer(AUDIT_TOPIC, CLIENT_ID, gate, view), self.clock)
+        return AuditWriter(gate.audit_log, self.make_topic_writer(AUDIT_TOPIC, CLIENT_ID, gate, view))
 
     def make_topic_writer(
         self, topic: str, client_id: str, gate: IdentityGate, view: ClusterView

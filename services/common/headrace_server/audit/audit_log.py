@@ -10,6 +10,7 @@ later ones. Belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter as TallyCounter
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import structlog
 from prometheus_client import Counter
 
 from headrace_server.audit.events import AuditEvent
+from headrace_server.clock import Clock
 
 log = structlog.get_logger("audit")
 
@@ -30,7 +32,14 @@ MAX_EVENT_BYTES = 256 << 10
 REPEATED_MS = 1_000
 """Least time between two events about refusals, or data calls, of one user, method and topic."""
 MAX_REPEATED = 1_000
-"""Users, methods and topics whose refusals and data calls are told apart; of each kind others are one event."""
+"""Users, methods and topics whose refusals and data calls are told apart; of each kind, others are one event without
+names.
+"""
+MAX_TOPICS_OF_USER = 100
+"""Of these, methods and topics of one user; its calls of a method on further topics are one event without a topic."""
+
+_Key = tuple[str, str, str, tuple[str, ...]]
+"""Kind, user, method and topics of events that are one within a second."""
 
 
 @dataclass(slots=True)
@@ -38,7 +47,7 @@ class _Held:
     """Refusals or data calls of one user, method and topic that no event has yet."""
 
     since_ms: int
-    """Time of the last event about them."""
+    """Time of the last event about them, monotonic: the wall clock may be set back."""
     latest: AuditEvent
     count: int = 0
 
@@ -46,15 +55,18 @@ class _Held:
 class AuditLog:
     """See the module."""
 
-    def __init__(self, lost: Counter, is_on: Callable[[], bool]) -> None:
+    def __init__(self, lost: Counter, is_on: Callable[[], bool], clock: Clock) -> None:
         """`is_on` tells whether the topic is written; acts are logged in any case."""
         self._lost_counter = lost
         self._is_on = is_on
+        self._clock = clock
         self._waiting: deque[tuple[AuditEvent, int]] = deque()
         """Events with their sizes."""
         self._waiting_bytes = 0
         self._lost = 0
-        self._repeated: dict[tuple[str, str, str, tuple[str, ...]], _Held] = {}
+        self._repeated: dict[_Key, _Held] = {}
+        self._topics_of: TallyCounter[str] = TallyCounter()
+        """Keys with a topic, by user."""
         self._has_events = asyncio.Event()
 
     def __len__(self) -> int:
@@ -82,17 +94,34 @@ class AuditLog:
         """Write a refusal or data call, or hold it for the next event about its user, method and topic."""
         if not self._is_on():
             return
-        key = event.kind, event.user, event.method, event.resources
-        if key not in self._repeated and len(self._repeated) >= MAX_REPEATED:
-            key = event.kind, "", "", ()
-        held = self._repeated.setdefault(key, _Held(event.time_ms - REPEATED_MS, event))
+        key, event, now_ms = *self._place(event), self._clock.monotonic_ms()
+        held = self._repeated.get(key)
+        if held is None:
+            held = self._repeated[key] = _Held(now_ms - REPEATED_MS, event)
+            if event.resources:
+                self._topics_of[event.user] += 1
         held.latest = event
         held.count += 1
-        if event.time_ms - held.since_ms >= REPEATED_MS:
-            self._put_held(held, event.time_ms)
+        if now_ms - held.since_ms >= REPEATED_MS:
+            self._put_held(held, now_ms)
 
-    def flush(self, now_ms: int) -> None:
+    def _place(self, event: AuditEvent) -> tuple[_Key, AuditEvent]:
+        """Return the key of a refusal or data call, and what an event with this key tells of it.
+
+        A user cannot fill the table with topics of its own, so that a topic of others, or another user, has no place.
+        """
+        key = _key_of(event)
+        if key not in self._repeated and event.resources and self._topics_of[event.user] >= MAX_TOPICS_OF_USER:
+            event = replace(event, resources=())
+            key = _key_of(event)
+        if key not in self._repeated and len(self._repeated) >= MAX_REPEATED:
+            event = AuditEvent(event.time_ms, event.server, "", "", "", "", event.kind)
+            key = _key_of(event)
+        return key, event
+
+    def flush(self) -> None:
         """Write the events that were held long enough. Call it about once a second."""
+        now_ms = self._clock.monotonic_ms()
         for key, held in list(self._repeated.items()):
             if now_ms - held.since_ms < REPEATED_MS:
                 continue
@@ -100,6 +129,13 @@ class AuditLog:
                 self._put_held(held, now_ms)
             else:
                 del self._repeated[key]
+                self._forget_topic(held.latest)
+
+    def _forget_topic(self, event: AuditEvent) -> None:
+        if event.resources:
+            self._topics_of[event.user] -= 1
+            if not self._topics_of[event.user]:
+                del self._topics_of[event.user]
 
     def _put_held(self, held: _Held, now_ms: int) -> None:
         self._put(replace(held.latest, count=held.count))
@@ -151,3 +187,7 @@ class AuditLog:
         self._waiting_bytes += sum(size_bytes for _, size_bytes in sized)
         if self._waiting:
             self._has_events.set()
+
+
+def _key_of(event: AuditEvent) -> _Key:
+    return event.kind, event.user, event.method, event.resources

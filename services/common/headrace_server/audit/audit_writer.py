@@ -15,7 +15,6 @@ from headrace.v1 import topics_pb2
 
 from headrace_server.audit.audit_log import AuditLog
 from headrace_server.audit.events import AuditEvent
-from headrace_server.clock import Clock
 from headrace_server.internal_topic_writer import InternalTopicWriter, NotWrittenError
 
 log = structlog.get_logger(__name__)
@@ -33,11 +32,10 @@ RETRY_SECONDS = (0.5, 10.0)
 class AuditWriter:
     """See the module."""
 
-    def __init__(self, audit_log: AuditLog, writer: InternalTopicWriter, clock: Clock) -> None:
+    def __init__(self, audit_log: AuditLog, writer: InternalTopicWriter) -> None:
         """`writer` is of the topic."""
         self._audit_log = audit_log
         self._writer = writer
-        self._clock = clock
         self._failures = 0
 
     async def run(self) -> None:
@@ -53,7 +51,7 @@ class AuditWriter:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS if self._audit_log.holds_repeated else None):
                     await self._audit_log.wait()
-            self._audit_log.flush(self._clock.now_ms())
+            self._audit_log.flush()
             events = self._audit_log.take(MAX_EVENTS, MAX_WRITE_BYTES)
             if not events:
                 continue

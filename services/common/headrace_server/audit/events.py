@@ -51,7 +51,7 @@ class AuditEvent:
     """Of a refusal: the missing right, such as `write topic:orders`, or `identity`, or why a proof was not accepted."""
     resources: tuple[str, ...] = ()
     """Topics and groups of the request and its response, such as `["topic:orders"]`; at most 100, and of a longer name
-    than any resource has the first 255 characters.
+    than any resource has the first 255 characters. Empty if a record combines data calls on many topics.
     """
     request: Any = None
     """The request as JSON; its first 4,096 characters as text if it is longer, its size if it has more than 16 KiB."""

@@ -77,7 +77,7 @@ class IdentityGate:
         that of the settings; etcd may have a stricter one. `rights_max_age_ms`: see `ServiceSettings`.
         """
         self._server_name = server_name
-        self.audit_log = AuditLog(lost_events, lambda: self.writes_audit)
+        self.audit_log = AuditLog(lost_events, lambda: self.writes_audit, clock)
         self.view = view
         self.identification = Identification(view, cluster, clock, server_name)
         self._clock = clock

@@ -1,11 +1,13 @@
 """Events of the audit log: acts with what they name, refusals at a bounded rate, and none lost without a word."""
 
 import json
+from dataclasses import replace
 
 from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
 from headrace_server.audit.audit_log import (
     MAX_EVENT_BYTES,
     MAX_REPEATED,
+    MAX_TOPICS_OF_USER,
     MAX_WAITING,
     MAX_WAITING_BYTES,
     REPEATED_MS,
@@ -21,14 +23,16 @@ from headrace_server.audit.events import (
 )
 from prometheus_client import CollectorRegistry, Counter
 
+from tests.fakes.manual_clock import ManualClock
+
 
 def event(time_ms=0, user="ada", method="Fetch", kind="refusal", **fields):
     return AuditEvent(time_ms, "broker-1", user, "API key", "10.0.0.1", method, kind, **fields)
 
 
-def audit_log(*, is_on=True):
+def audit_log(clock=None, *, is_on=True):
     counter = Counter("lost", "-", registry=CollectorRegistry())
-    return AuditLog(counter, lambda: is_on)
+    return AuditLog(counter, lambda: is_on, clock or ManualClock())
 
 
 def counts(log):
@@ -37,17 +41,21 @@ def counts(log):
 
 def test_refusals_of_a_second_are_one_event_with_their_number():
     """The first at once, the others after a second, each user and method by itself."""
-    log = audit_log()
+    clock = ManualClock()
+    log = audit_log(clock)
     for number in range(1_000):
         log.note_repeated(event(number))
     log.note_repeated(event(999, user="bob"))
     log.note_repeated(event(999, method="Produce"))
     assert counts(log) == [("refusal", 1)] * 3
-    log.flush(REPEATED_MS - 1)
+    clock.advance(REPEATED_MS - 1)
+    log.flush()
     assert counts(log) == []
-    log.flush(REPEATED_MS)
+    clock.advance(1)
+    log.flush()
     assert counts(log) == [("refusal", 999)]
-    log.flush(3 * REPEATED_MS)
+    clock.advance(2 * REPEATED_MS)
+    log.flush()
     assert not log.holds_repeated
     log.note_repeated(event(4 * REPEATED_MS))
     assert counts(log) == [("refusal", 1)]
@@ -55,12 +63,14 @@ def test_refusals_of_a_second_are_one_event_with_their_number():
 
 def test_data_calls_are_told_apart_from_refusals_and_by_topic():
     """One event a second for each topic that a user reads."""
-    log = audit_log()
+    clock = ManualClock()
+    log = audit_log(clock)
     for number in range(100):
         log.note_repeated(event(number))
         for topic in ("a", "b"):
             log.note_repeated(event(number, kind="data", resources=(f"topic:{topic}",)))
-    log.flush(REPEATED_MS)
+    clock.advance(REPEATED_MS)
+    log.flush()
     found = [(each.kind, each.resources, each.count) for each in log.take(100)]
     assert sorted(found) == [
         ("data", ("topic:a",), 1),
@@ -73,14 +83,58 @@ def test_data_calls_are_told_apart_from_refusals_and_by_topic():
 
 
 def test_many_names_are_told_apart_up_to_a_bound():
-    """A stranger cannot fill the memory with names."""
-    log = audit_log()
+    """A stranger cannot fill the memory with names. What is said of all others says nothing of the last one."""
+    clock = ManualClock()
+    log = audit_log(clock)
     for number in range(3 * MAX_REPEATED):
         log.note_repeated(event(0, user=f"u{number}"))
-    log.flush(REPEATED_MS)
-    found = counts(log)
+    clock.advance(REPEATED_MS)
+    log.flush()
+    found = log.take(1_000_000)
     assert len(found) == MAX_REPEATED + 2
-    assert sum(count for _, count in found) == 3 * MAX_REPEATED
+    assert sum(each.count for each in found) == 3 * MAX_REPEATED
+    others = AuditEvent(0, "broker-1", "", "", "", "", "refusal")
+    assert found[-2:] == [others, replace(others, count=2 * MAX_REPEATED - 1)]
+
+
+def read(user, topic):
+    return event(user=user, kind="data", resources=(f"topic:{topic}",))
+
+
+def test_a_user_with_many_topics_leaves_room_for_the_reads_of_others():
+    """Else it could hide them, and its own, behind topics that it has created. The rest is told of it by number."""
+    clock = ManualClock()
+    log = audit_log(clock)
+    for _ in range(2):
+        for number in range(MAX_REPEATED):
+            log.note_repeated(read("eve", f"eve-{number}"))
+        log.note_repeated(read("bob", "payroll"))
+        taken = log.take(1_000_000)
+        told = {(each.user, each.resources) for each in taken}
+        assert ("bob", ("topic:payroll",)) in told
+        assert {user for user, _ in told} == {"eve", "bob"}
+        assert len(told) == MAX_TOPICS_OF_USER + 2
+        assert sum(each.user == "eve" and not each.resources for each in taken) == 1
+        clock.advance(REPEATED_MS)
+        log.flush()
+        rest = [each.count for each in log.take(1_000_000) if not each.resources]
+        assert rest == [MAX_REPEATED - MAX_TOPICS_OF_USER - 1]
+        for _ in range(2):
+            clock.advance(REPEATED_MS)
+            log.flush()
+        assert not log.holds_repeated
+
+
+def test_a_clock_that_is_set_back_holds_no_event():
+    clock = ManualClock()
+    log = audit_log(clock)
+    log.note_repeated(event(clock.now_ms()))
+    clock.set_wall(-3_600_000)
+    log.note_repeated(event(clock.now_ms()))
+    assert counts(log) == [("refusal", 1)]
+    clock.advance(REPEATED_MS)
+    log.flush()
+    assert counts(log) == [("refusal", 1)]
 
 
 def test_lost_events_are_counted_and_are_an_event():

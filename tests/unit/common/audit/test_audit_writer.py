@@ -9,7 +9,6 @@ from headrace_server.audit.audit_writer import AuditWriter
 from headrace_server.audit.events import describe_request, resources_of
 from headrace_server.internal_topic_writer import NotWrittenError
 
-from tests.fakes.manual_clock import ManualClock
 from tests.unit.common.audit.test_audit_log import audit_log, event
 
 
@@ -39,7 +38,7 @@ async def test_large_events_are_written_by_several_writes(monkeypatch):
     for each in events:
         log.note_act(each)
     topic = Topic(len(events))
-    writing = asyncio.create_task(AuditWriter(log, topic, ManualClock()).run())
+    writing = asyncio.create_task(AuditWriter(log, topic).run())
     async with asyncio.timeout(20):
         await topic.is_complete.wait()
     writing.cancel()
@@ -57,7 +56,7 @@ async def test_an_act_with_a_huge_name_holds_no_later_one(monkeypatch):
     for each in (huge, ordinary):
         log.note_act(each)
     topic = Topic(2)
-    writing = asyncio.create_task(AuditWriter(log, topic, ManualClock()).run())
+    writing = asyncio.create_task(AuditWriter(log, topic).run())
     async with asyncio.timeout(20):
         await topic.is_complete.wait()
     writing.cancel()
