@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Callable, Sized
 from typing import Any, TypeVar
 
 from headrace.v1 import cluster_pb2, cluster_pb2_grpc
-from headrace.wire.errors import InvalidRequestError
+from headrace.wire.errors import ErrorCode, InvalidRequestError, NotAuthorizedError
 from headrace.wire.ids import OWN_PRODUCER_IDS
 from headrace_server.cluster_identity import FORMAT_VERSION
 from headrace_server.identity.gate import access
 from headrace_server.identity.producer_owners import place_producer
+from headrace_server.identity.rights import Operation, ResourceKind
 from headrace_server.identity.topic_access import describe_metadata
 from headrace_server.keys import Keyspace, meta_key, value_json
 from headrace_server.metadata_view import ClusterView, Coordinator
@@ -32,6 +33,8 @@ from headrace_coordinator.settings import CoordinatorSettings
 
 SERVICE_NAME = "headrace.v1.ClusterService"
 MAX_DUMP_PREFIX_CHARACTERS = 1_024
+IDENTITY_SCOPE = "identity/"
+"""Prefix in a request that selects users and grants."""
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
@@ -165,7 +168,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DumpMetadata(
         self, request: cluster_pb2.DumpMetadataRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.DumpMetadataResponse]:
-        """Stream every key of etcd without its secrets: the cluster first, then consumer groups, users and grants."""
+        """Stream every key of etcd without its secrets: the cluster first, then consumer groups, users and grants.
+
+        Users and grants are for administrators whatever the posture, as in `ListUsers`; a dump of all leaves them out.
+        """
         self._check(request.client_id, ())
         if len(request.prefix) > MAX_DUMP_PREFIX_CHARACTERS:
             raise InvalidRequestError(f"the prefix has more than {MAX_DUMP_PREFIX_CHARACTERS} characters")
@@ -174,7 +180,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             meta = (await self._metastore.get(meta_key(keyspace.cluster))).key_value
             if meta is not None:
                 yield self._dump(meta)
+        sees_identity = access().caller.allows(Operation.ADMIN, ResourceKind.CLUSTER)
+        if request.prefix.startswith(IDENTITY_SCOPE) and not sees_identity:
+            access().note_refusal(ErrorCode.NOT_AUTHORIZED, "admin cluster")
+            raise NotAuthorizedError(f"{access().caller.name} has no grant of admin, which users and grants need")
         for prefix in _dump_prefixes(keyspace, request.prefix):
+            if prefix.startswith(keyspace.identity_prefix) and not sees_identity:
+                continue
             for key_value in (await self._metastore.range(prefix)).key_values:
                 yield self._dump(key_value)
 
@@ -225,7 +237,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:
     """Return the key prefixes of a dump; `groups/...` and `identity/...` select keys that have separate prefixes."""
-    for scope, whole in (("groups/", keyspace.groups_prefix), ("identity/", keyspace.identity_prefix)):
+    for scope, whole in (("groups/", keyspace.groups_prefix), (IDENTITY_SCOPE, keyspace.identity_prefix)):
         if prefix.startswith(scope):
             return [whole + prefix.removeprefix(scope)]
     if not prefix:
