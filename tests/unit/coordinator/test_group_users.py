@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from headrace.v1 import errors_pb2, groups_pb2
-from headrace.wire.errors import FencedInstanceError, MetadataLimitError, UnknownMemberError
+from headrace.wire.errors import FencedInstanceError, MetadataLimitError, UnknownMemberError, UnknownTopicIdError
 from headrace_server.identity.gate import set_access
 
 from tests.fakes.open_gate import open_access
@@ -182,3 +182,26 @@ async def test_a_group_takes_the_share_of_the_user_that_created_it(a):
     assert await a.commit(None, {0: 2}, group_id="greedy-1") == {}
     set_access(open_access("bob"))
     assert await a.commit(None, {0: 1}, group_id="bob") == {}
+
+
+@pytest.mark.parametrize("is_member", [False, True])
+async def test_a_commit_by_id_tells_of_no_topic_that_its_user_does_not_see(a, is_member):
+    """Neither its name nor whether it exists. A member commits what it was assigned when its user saw the topic."""
+    known = Known()
+    known.grant("bob", "reader", f"group:{GROUP}")
+    access = known.access(known.user("bob"))
+    member = UserCaller(1, "bob")
+    if is_member:
+        await settle(a, member)
+    set_access(access)
+    hidden, unknown = [
+        await a.commit(member if is_member else None, {999: 5}, topic_id=topic_id) for topic_id in (None, bytes(16))
+    ]
+    assert isinstance(hidden[999], UnknownTopicIdError)
+    assert hidden[999].message.replace(a.parts.topic_id.hex(), bytes(16).hex()) == unknown[999].message
+    errors = await a.commit(member if is_member else None, {0: 5})
+    assert isinstance(errors.get(0), type(None) if is_member else UnknownTopicIdError)
+    assert await a.committed() == ({0: 5} if is_member else {})
+    known.grant("bob", "monitor", f"topic:{a.parts.view.topic_by_id(a.parts.topic_id).name}")
+    access.recheck()
+    assert not isinstance((await a.commit(member if is_member else None, {999: 5}))[999], UnknownTopicIdError)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from headrace.groups.assignors import TopicPartition
 from headrace.groups.messages import check_group_id, check_member_id, expected_epoch
-from headrace.v1 import groups_pb2
+from headrace.v1 import groups_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from headrace_server.identity.gate import access
 from headrace_server.identity.rights import Operation, ResourceKind
+from headrace_server.identity.topic_access import is_shown, resolve_topic
 from headrace_server.metadata_view import ClusterView
 
 from headrace_coordinator.rpc.answers import Answers
@@ -77,8 +78,9 @@ class OffsetCommits:
         )
         response.revision = outcome.revision
         for (topic_id, number), refusal in outcome.refused.items():
-            is_gone = self._view.topic_by_id(topic_id) is None
-            self._answers.put_error(places[(topic_id, number)], _no_topic(topic_id) if is_gone else refusal)
+            known = self._view.topic_by_id(topic_id)
+            is_unknown = known is None or not is_shown(known.name)
+            self._answers.put_error(places[(topic_id, number)], _no_topic(topic_id) if is_unknown else refusal)
         return response
 
     def _refuse_growth(
@@ -113,6 +115,8 @@ class OffsetCommits:
         if not by_member:  # A partition owned by a member exists, even if this view does not show it yet.
             if known is None:
                 raise _no_topic(topic_id)
+            if topic.topic_id:
+                resolve_topic(self._view, topics_pb2.TopicRef(topic_id=topic_id), Operation.DESCRIBE)
             if not 0 <= asked.partition < known.partitions:
                 raise InvalidRequestError(f"topic {known.name} has no partition {asked.partition}")
         if asked.offset < (0 if by_member else -1):
