@@ -212,6 +212,7 @@ def promote(
             "topic": topic.name,
             "not_copied": sum(max(0, report.lag) for report in topic.partitions.values()),
             "known_ms_ago": _age_ms([report.at_ms for report in topic.partitions.values()]),
+            "problem": topic.problem or None,
         }
         for topic in promoted
     ]
@@ -219,6 +220,7 @@ def promote(
         Column("TOPIC", "topic"),
         Column("NOT COPIED", "not_copied"),
         Column("AS OF MS AGO", "known_ms_ago"),
+        Column("PROBLEM", "problem"),
     )
     session.show(Report({"mirror": name, "topics": list(rows)}, (TableSection(columns, rows),)))
 

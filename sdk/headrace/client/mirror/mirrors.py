@@ -156,14 +156,16 @@ class Mirrors:
             name: of the mirror.
             topics: their names; `None` means all, and ends the mirror.
             wait: wait until everything that the source has is copied: for a planned switch, after its producers have
-                been stopped. A worker asks the source for its ends. Without it the records that are not copied are lost
-                to this cluster; the reports say how many there were.
+                been stopped. A worker asks the source for its ends. A topic that the source does not have any more is
+                promoted as it is, and its `problem` says so. Without `wait` the records that are not copied are lost to
+                this cluster; the reports say how many there were.
             timeout: seconds for `wait`.
 
         Raises:
             UnknownTopicError: If there is no such mirror, or it has no such topic.
-            TimedOutError: If no worker answers, or the copies do not reach the source's end in time; nothing was
-                promoted.
+            TimedOutError: If no worker answers, or a copy does not reach the source's end in time, or a topic has a
+                problem for as long; nothing was promoted.
+            InvalidRequestError: If `wait` would never end: the mirror does not copy a topic. Nothing was promoted.
             SchemaRegistryError, TransportError: If the registry does not let a subject take new schemas; the topics are
                 promoted. Call again.
         """
@@ -214,38 +216,58 @@ class Mirrors:
     def _wait_copied(
         self, described: MirrorDescription, chosen: Sequence[MirroredTopic] | None, timeout: float
     ) -> None:
-        """Wait until the copies end where the source does now; `None` means all topics, also new ones of the source."""
-        deadline = time.monotonic() + timeout
-        name, is_all = described.name, chosen is None
-        left = {topic.name for topic in described.topics if topic.is_promoted or topic.problem}
-        known = {topic.name for topic in described.topics}
-        topics = described.topics if chosen is None else chosen
-        copied = tuple(topic.name for topic in topics if topic.name not in left)
-        if described.promoted_ms or not (copied or is_all):
+        """Wait until the copies end where the source does now; `None` means all topics, also new ones of the source.
+
+        Topics that the source does not have any more are not waited for, nor those that are no copies of the mirror.
+        """
+        if described.promoted_ms:
             return
-        question = SourceQuestion(name, described.settings, copied, is_compared=False, is_all=is_all)
-        wanted = {topic: ends for topic, ends in self._ask(question, timeout).items() if topic not in left}
-        while wanted:
-            topic_name, ends = next(iter(wanted.items()))
-            if topic_name not in known:  # It is created before it is in the table, and promoted from there.
-                known = {topic.name for topic in self.describe(name).topics}
-                if self._mirror_of(topic_name) not in (None, name):
-                    raise InvalidRequestError(
-                        f"topic {topic_name} of the source is not copied: another one has the name here",
-                        action="Delete it here, leave it out of the mirror's topics, or name the topics to promote.",
+        deadline, name = time.monotonic() + timeout, described.name
+        left = {topic.name for topic in described.topics if topic.is_promoted or self._is_other(name, topic)}
+        topics = [topic for topic in (described.topics if chosen is None else chosen) if topic.name not in left]
+        if not topics and chosen is not None:
+            return
+        asked = tuple(topic.name for topic in topics if not topic.problem)
+        is_all = chosen is None or len(asked) < len(topics)  # The source may not have a topic with a problem any more.
+        question = SourceQuestion(name, described.settings, asked, is_compared=False, is_all=is_all)
+        ends = self._ask(question, timeout)
+        for topic in topics:
+            if topic.name not in ends and not described.settings.has_topic(topic.name):
+                raise _not_copied(topic.name, topic.problem, "Add it to the mirror's topics, or do not wait for it.")
+        wanted = {topic.name for topic in topics} if chosen is not None else ends.keys() - left
+        for topic_name in sorted(wanted & ends.keys()):
+            while reason := self._lack_of(name, topic_name, ends[topic_name]):
+                if time.monotonic() >= deadline:
+                    raise TimedOutError(
+                        f"not everything is copied after {timeout:.0f} s: {reason}",
+                        outcome=Outcome.NOT_APPLIED,
+                        action=f"See headrace mirror status {name}. Without waiting, what is not copied is lost.",
                     )
-            here = self._ends(topic_name) if topic_name in known else {}
-            behind = [TopicPartition(topic_name, at) for at, end in ends.items() if here.get(at, -1) < end.there]
-            if not behind:
-                del wanted[topic_name]
-                continue
-            if time.monotonic() >= deadline:
-                raise TimedOutError(
-                    f"the copy of {behind[0]} has not reached the end of its source within {timeout:.0f} s",
-                    outcome=Outcome.NOT_APPLIED,
-                    action=f"See headrace mirror status {name}. Promote without waiting to lose what is not copied.",
-                )
-            self._connections.run_step(Pause(_LOOK_SECONDS))
+                self._connections.run_step(Pause(_LOOK_SECONDS))
+
+    def _is_other(self, name: str, topic: MirroredTopic) -> bool:
+        """Return whether a topic with a problem is no copy of the mirror: it is of this cluster, or of another one."""
+        return bool(topic.problem) and self._mirror_of(topic.name) not in (None, name)
+
+    def _lack_of(self, name: str, topic: str, there: Mapping[int, CommonEnd]) -> str:
+        """Return why a topic is not copied to the ends of its source; empty if it is.
+
+        Raises:
+            InvalidRequestError: If it never will be: another topic has the name here.
+        """
+        row = self._table.get(topic_key(name, topic))
+        problem = "" if row is None else row.get("problem", "")
+        if (row is None or problem) and self._mirror_of(topic) not in (None, name):
+            raise _not_copied(
+                topic,
+                "another one has the name here",
+                "Delete it here, leave it out of the mirror's topics, or name the topics to promote.",
+            )
+        here = self._ends(topic) if row is not None else {}  # It is promoted by its row.
+        behind = [TopicPartition(topic, number) for number, end in there.items() if here.get(number, -1) < end.there]
+        if problem:
+            return f"topic {topic} is not copied: {problem}"
+        return f"the copy of {behind[0]} has not reached the end of its source" if behind else ""
 
     def _ends(self, topic: str) -> dict[int, int]:
         """Return where the partitions of a topic end here; none if it does not exist yet."""
@@ -441,6 +463,11 @@ def _not_ours(topic: str, mirror: str | None) -> HeadraceError:
         f"topic {topic} is a copy of mirror {mirror}",
         action=f"Use that name, or headrace mirror promote {mirror} --topic {topic} first.",
     )
+
+
+def _not_copied(topic: str, reason: str, action: str) -> HeadraceError:
+    """Return the error of a topic that no waiting will copy; not raised."""
+    return InvalidRequestError(f"topic {topic} of the source is not copied: {reason}", action=action)
 
 
 def _chosen(described: MirrorDescription, topics: Sequence[str] | None) -> list[MirroredTopic]:

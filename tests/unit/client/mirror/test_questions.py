@@ -91,6 +91,8 @@ class FakeAdmin:
         return {TopicPartition(topic, number): SimpleNamespace(offset=end) for number, end in enumerate(ends)}
 
     async def describe_config(self, topic):
+        if topic not in self.topics and topic not in self.taken:
+            raise UnknownTopicError(f"no topic {topic}")
         return {"mirror": SimpleNamespace(value="" if topic in self.promoted or topic in self.taken else "west")}
 
     async def alter_config(self, topic, settings=None, unset=()):
@@ -192,9 +194,78 @@ def test_a_switch_of_one_topic_asks_for_no_other(clock):
     mirrors = mirrors_of({"orders": [5], "orders1": [0], "orders2": [0]}, clock, waited)
     mirrors._table.rows["topic/west/orders1"]["promoted_ms"] = "1"
     mirrors._table.rows["topic/west/orders2"]["problem"] = "another topic has the name here"
+    mirrors.admin.taken.add("orders2")
     assert [topic.name for topic in asyncio.run(mirrors.promote("west", ["orders"], wait=True))] == ["orders"]
     asyncio.run(mirrors.promote("west", wait=True))
     assert asked == [(("orders",), False), ((), True)]
+
+
+PASSING = "describe_topic: no answer within 30 s"
+
+
+@pytest.mark.parametrize("topics", [None, ["orders"]])
+def test_a_planned_switch_waits_for_a_topic_with_a_problem_that_passes(clock, topics):
+    """Its copy has stopped until it is compared with the source again: it lacks records until then."""
+    here = {"orders": [0], "orders1": [5]}
+
+    async def waited(mirrors):
+        await answered(mirrors, "w0", ends(orders=[9], orders1=[5]))
+        if clock.now > 10:
+            mirrors._table.rows["topic/west/orders"]["problem"] = ""
+        if clock.now > 12:
+            here["orders"] = [9]
+
+    mirrors = mirrors_of(here, clock, waited)
+    mirrors._table.rows["topic/west/orders"]["problem"] = PASSING
+    promoted = asyncio.run(mirrors.promote("west", topics, wait=True))
+    assert all(topic.is_promoted for topic in promoted)
+    assert mirrors.admin.promoted["orders"] == [9]
+
+
+@pytest.mark.parametrize("topics", [None, ["orders"]])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_planned_switch_fails_for_a_topic_with_a_problem_that_lasts(clock, topics, exists):
+    """At the deadline, with its name and its problem, and nothing is promoted: its records would be lost."""
+
+    async def waited(mirrors):
+        await answered(mirrors, "w0", ends(orders=[5], orders1=[5]))
+
+    mirrors = mirrors_of({"orders1": [5]} | ({"orders": [5]} if exists else {}), clock, waited)
+    mirrors._table.rows["topic/west/orders"] = {"source_id": "01", "problem": "the setting x is unknown here"}
+    with pytest.raises(TimedOutError, match="topic orders is not copied: the setting x is unknown here"):
+        asyncio.run(mirrors.promote("west", topics, wait=True))
+    assert not mirrors.admin.promoted
+    assert clock.now == pytest.approx(60, abs=0.5)
+
+
+@pytest.mark.parametrize("topics", [None, ["orders", "orders1"]])
+def test_a_planned_switch_does_not_wait_for_what_the_source_does_not_have(clock, topics):
+    """A topic that was deleted there is promoted as it is, with its problem. The question does not name it: it would
+    fail for a topic that does not exist."""
+    asked, gone = [], "the topic is not at the source any more"
+
+    async def waited(mirrors):
+        asked.extend(each.topics for each in open_questions(mirrors._table.rows, "w0").values())
+        await answered(mirrors, "w0", ends(orders1=[5], orders2=[7]) if topics else ends(orders1=[5]))
+
+    mirrors = mirrors_of({"orders": [3], "orders1": [5]}, clock, waited)
+    mirrors._table.rows["topic/west/orders"]["problem"] = gone
+    promoted = asyncio.run(mirrors.promote("west", topics, wait=True))
+    assert [(topic.name, topic.problem) for topic in promoted] == [("orders", gone), ("orders1", "")]
+    assert asked == [("orders1",)]
+
+
+def test_a_planned_switch_fails_for_a_topic_that_the_mirror_leaves_out(clock):
+    """At once: its patterns were changed, and the topic is neither copied nor promoted."""
+
+    async def waited(mirrors):
+        await answered(mirrors, "w0", ends(orders=[5]))
+
+    mirrors = mirrors_of({"orders": [5], "clicks": [5]}, clock, waited)
+    mirrors._table.rows["topic/west/clicks"]["problem"] = "the mirror leaves it out"
+    with pytest.raises(InvalidRequestError, match="topic clicks of the source is not copied: the mirror leaves it out"):
+        asyncio.run(mirrors.promote("west", wait=True))
+    assert not mirrors.admin.promoted
 
 
 def test_an_answer_about_all_topics_has_new_ones_of_the_source(monkeypatch):
