@@ -336,6 +336,34 @@ def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topi
     asyncio.run(run())
 
 
+def test_topics_are_failed_back_one_after_the_other(source, headrace_cluster, topic_name):
+    """Under one name: the first is copied still, and one that was promoted meanwhile is copied again."""
+    here, there = headrace_cluster.bootstrap_servers, source.bootstrap_servers
+    name, topics = topic_name[:60], [f"{topic_name}-{number}" for number in range(2)]
+
+    async def run():
+        async with (
+            AsyncMirrors(bootstrap_servers=here) as mirrors,
+            headrace.aio.Admin(bootstrap_servers=there) as others,
+            working(name, here),
+        ):
+            for topic in topics:
+                for admin in (mirrors.admin, others):
+                    await admin.create_topic(topic, partitions=2)
+                await mirrors.fail_back(name, from_(source, topic), [topic])
+            for topic in topics:
+                await asyncio.to_thread(fill, there, topic, range(10))
+                await ends_at(mirrors.admin, topic, {0: 5, 1: 5})
+            await mirrors.promote(name, topics[1:], wait=True)
+            await mirrors.fail_back(name, from_(source, topics[1]), topics[1:])
+            for topic in topics:
+                await asyncio.to_thread(fill, there, topic, range(10, 20))
+                await ends_at(mirrors.admin, topic, {0: 10, 1: 10})
+            await mirrors.promote(name, wait=True)
+
+    asyncio.run(run())
+
+
 def test_failing_back_a_copy_of_another_mirror_is_refused(source, headrace_cluster, topic_name):
     """It would not be copied, and nothing would tell why."""
     servers = headrace_cluster.bootstrap_servers

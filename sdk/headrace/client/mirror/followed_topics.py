@@ -9,6 +9,8 @@ from headrace.wire.errors import HeadraceError
 
 LOCAL_SETTINGS = frozenset({"placement", "min_insync_replicas", "audit", "mirror"})
 """Settings of a topic that are of one cluster, and not copied."""
+GONE = "the topic is not at the source any more"
+LEFT_OUT = "the topics of the mirror leave it out; add it to them, or promote it"
 
 
 class FollowedTopics:
@@ -27,14 +29,15 @@ class FollowedTopics:
             HeadraceError: If one of the clusters cannot be asked.
         """
         known = {topic.name: topic for topic in described.topics}
-        at_source = [name for name in await self._source.list_topics() if described.settings.has_topic(name)]
+        at_source = set(await self._source.list_topics())
+        copied = {name for name in at_source if described.settings.has_topic(name)}
         here = set(await self._target.list_topics())
-        for name in sorted({*at_source, *known}):
+        for name in sorted({*copied, *known}):
             topic = known.get(name, MirroredTopic(name))
             if topic.is_promoted:
                 continue
-            source_id, problem = topic.source_id, "the topic is not at the source any more"
-            if name in at_source:
+            source_id, problem = topic.source_id, LEFT_OUT if name in at_source else GONE
+            if name in copied:
                 try:
                     source_id, problem = await self._follow_one(topic, described, exists=name in here)
                 except HeadraceError as error:

@@ -12,6 +12,14 @@ from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause
 from headrace.client.base.settings_types import AdminSettings
+from headrace.client.mirror.checks import (
+    check_not_promoted,
+    chosen_topics,
+    lost_records,
+    not_copied,
+    not_ours,
+    settings_to_fail_back,
+)
 from headrace.client.mirror.rows import (
     AFTER_REPORTS,
     CommonEnd,
@@ -104,11 +112,7 @@ class AsyncMirrors:
         """
         settings.check()
         await self._make_table()
-        known = await self._find(name)
-        if known is not None and known.promoted_ms:
-            raise InvalidRequestError(
-                f"mirror {name} was promoted", action=f"Use another name, or headrace mirror delete {name} first."
-            )
+        check_not_promoted(await self._find(name))
         await self._table.put(mirror_key(name), {"settings": settings.to_text()})
 
     async def _make_table(self) -> None:
@@ -169,11 +173,11 @@ class AsyncMirrors:
                 promoted. Call again.
         """
         described = await self.describe(name)
-        chosen = _chosen(described, topics)
+        chosen = chosen_topics(described, topics)
         if wait:
             await self._wait_copied(described, None if topics is None else chosen, timeout)
             described = await self.describe(name)
-            chosen = _chosen(described, topics)
+            chosen = chosen_topics(described, topics)
         now_ms = str(time.time_ns() // 1_000_000)
         for topic in chosen:
             mirror = await self._mirror_of(topic.name)
@@ -232,7 +236,7 @@ class AsyncMirrors:
         ends = await self._ask(question, timeout)
         for topic in topics:
             if topic.name not in ends and not described.settings.has_topic(topic.name):
-                raise _not_copied(topic.name, topic.problem, "Add it to the mirror's topics, or do not wait for it.")
+                raise not_copied(topic.name, topic.problem, "Add it to the mirror's topics, or do not wait for it.")
         wanted = {topic.name for topic in topics} if chosen is not None else ends.keys() - left
         for topic_name in sorted(wanted & ends.keys()):
             while reason := await self._lack_of(name, topic_name, ends[topic_name]):
@@ -257,7 +261,7 @@ class AsyncMirrors:
         row = await self._table.get(topic_key(name, topic))
         problem = "" if row is None else row.get("problem", "")
         if (row is None or problem) and await self._mirror_of(topic) not in (None, name):
-            raise _not_copied(
+            raise not_copied(
                 topic,
                 "another one has the name here",
                 "Delete it here, leave it out of the mirror's topics, or name the topics to promote.",
@@ -288,11 +292,12 @@ class AsyncMirrors:
 
         Producers are refused here at once, and accepted again if the call fails. A worker compares the logs. The call
         fails where this cluster has records that the other one lacks, unless `discard`: the topic is then deleted here
-        and copied again from its start. Otherwise the copy continues where the logs are equal.
+        and copied again from its start. Otherwise the copy continues where the logs are equal. If the mirror exists,
+        the topics are added to its own, and it keeps its settings, except for those that are given and not defaults.
 
         Args:
-            name: of the new mirror.
-            settings: its settings; only `topics` are copied.
+            name: of the mirror.
+            settings: its settings, of which `topics` has no effect: the mirror copies those that are named.
             topics: their names, the same in both clusters.
             discard: delete the records that only this cluster has.
             timeout: seconds for the comparison.
@@ -306,22 +311,23 @@ class AsyncMirrors:
             TimedOutError: If no worker begins within a minute, or none has compared the logs in time.
             DivergedLogError: If records would be lost; the message has their number.
             UnknownTopicError: If one of the clusters lacks a topic.
-            InvalidRequestError: If a topic belongs to another mirror.
+            InvalidRequestError: If a topic belongs to another mirror, or the mirror was promoted or has another source.
         """
         settings.check()
         await self._make_table()
+        asked = settings_to_fail_back(await self._find(name), settings, topics)
         refused: list[str] = []
         try:
             for topic in topics:
                 mirror = await self._mirror_of(topic)
                 if mirror is None or mirror not in ("", name):
-                    raise _not_ours(topic, mirror)
+                    raise not_ours(topic, mirror)
                 if not mirror:
                     refused.append(topic)
                     await self.admin.alter_config(topic, {"mirror": name})
-            found = await self._ask(SourceQuestion(name, settings, tuple(topics), is_compared=True), timeout)
+            found = await self._ask(SourceQuestion(name, asked, tuple(topics), is_compared=True), timeout)
             for topic in topics:
-                lost = _lost(found[topic])
+                lost = lost_records(found[topic])
                 if lost and not discard:
                     raise DivergedLogError(
                         f"{lost} records of topic {topic} are in this cluster only",
@@ -329,13 +335,17 @@ class AsyncMirrors:
                         action="Read and send them to the other cluster if they are needed, then fail back with "
                         "discard.",
                     )
-            await self.create(name, settings)
+            for topic in refused:  # What the mirror knew of it before was of an earlier copy.
+                await self._table.delete(topic_key(name, topic))
+                await self._table.delete(copies_key(name, topic))
+            settings = settings_to_fail_back(await self._find(name), settings, topics)  # It may have changed meanwhile.
+            await self._table.put(mirror_key(name), {"settings": settings.to_text()})
         except BaseException:
             for topic in refused:
                 await self.admin.alter_config(topic, unset=["mirror"])
             raise
         for topic in topics:  # After all that may fail: the workers create them again.
-            if _lost(found[topic]):
+            if lost_records(found[topic]):
                 await self.admin.delete_topic(topic)
         return found
 
@@ -447,34 +457,3 @@ class AsyncMirrors:
 
     async def _find(self, name: str) -> MirrorDescription | None:
         return describe(await self.rows(), name)
-
-
-def _lost(ends: Mapping[int, CommonEnd]) -> int:
-    """Return the number of records of a topic that are in this cluster only."""
-    return sum(each.here - each.common for each in ends.values())
-
-
-def _not_ours(topic: str, mirror: str | None) -> HeadraceError:
-    """Return the error of a topic that does not exist, or that another mirror copies; not raised."""
-    if mirror is None:
-        return UnknownTopicError(f"there is no topic {topic} in this cluster", action="headrace topic list shows them.")
-    return InvalidRequestError(
-        f"topic {topic} is a copy of mirror {mirror}",
-        action=f"Use that name, or headrace mirror promote {mirror} --topic {topic} first.",
-    )
-
-
-def _not_copied(topic: str, reason: str, action: str) -> HeadraceError:
-    """Return the error of a topic that no waiting will copy; not raised."""
-    return InvalidRequestError(f"topic {topic} of the source is not copied: {reason}", action=action)
-
-
-def _chosen(described: MirrorDescription, topics: Sequence[str] | None) -> list[MirroredTopic]:
-    """Return the topics that a caller names. Raises UnknownTopicError."""
-    known = {topic.name: topic for topic in described.topics}
-    for name in topics or ():
-        if name not in known:
-            raise UnknownTopicError(
-                f"mirror {described.name} has no topic {name!r}", action="headrace mirror status shows its topics."
-            )
-    return [known[name] for name in (known if topics is None else topics)]

@@ -110,6 +110,18 @@ def test_offsets_in_a_topic_that_was_created_again_are_not_those_of_the_copy():
     assert target.offsets == {kept: 4}
 
 
+def test_a_topic_that_the_mirror_leaves_out_is_told_from_one_that_is_gone():
+    """The patterns of a mirror may change: what they leave out is at the source all the same, and is not copied."""
+    source, target = FakeAdmin({"orders": b"\1", "clicks": b"\2"}, {}), FakeAdmin({"clicks": b"\4"}, {})
+    topics = [MirroredTopic("clicks", "02"), MirroredTopic("gone", "03")]
+    described = MirrorDescription("west", MirrorSettings({}, topics=("others",)), topics=topics)
+    asyncio.run(FollowedTopics("west", source, SimpleNamespace(admin=target, note_topic=noted)).follow(described))
+    assert [topic.problem for topic in topics] == [
+        "the topics of the mirror leave it out; add it to them, or promote it",
+        "the topic is not at the source any more",
+    ]
+
+
 class EmptySide:
     """Cluster without anything."""
 

@@ -74,6 +74,8 @@ class FakeAdmin:
         """Topics that are no mirrors."""
         self.promoted = {}
         """Ends of each topic when producers were accepted."""
+        self.mirrors = {}
+        """Mirrors of topics, where it is not `west`."""
 
     async def list_topics(self):
         return list(self.topics)
@@ -93,11 +95,16 @@ class FakeAdmin:
     async def describe_config(self, topic):
         if topic not in self.topics and topic not in self.taken:
             raise UnknownTopicError(f"no topic {topic}")
-        return {"mirror": SimpleNamespace(value="" if topic in self.promoted or topic in self.taken else "west")}
+        is_ordinary = topic in self.promoted or topic in self.taken
+        return {"mirror": SimpleNamespace(value="" if is_ordinary else self.mirrors.get(topic, "west"))}
 
     async def alter_config(self, topic, settings=None, unset=()):
         if unset:
             self.promoted[topic] = list(self.topics[topic])
+        if settings:
+            self.taken.discard(topic)
+            self.promoted.pop(topic, None)
+            self.mirrors[topic] = settings["mirror"]
 
 
 class Clock:
@@ -512,6 +519,67 @@ def test_failing_back_waits_ten_minutes_by_default(clock):
 
     mirrors = mirrors_of({"orders": [5]}, clock, waited)
     assert asyncio.run(mirrors.fail_back("west", SETTINGS, ["orders"])) == {"orders": {0: (5, 5, 7)}}
+
+
+async def failed_back(mirrors, topic, **more):
+    """Fail back a topic of this cluster, whose log is equal to that of the source."""
+    mirrors.admin.taken.add(topic)
+    settings = MirrorSettings(SETTINGS.source, topics=(topic,), **more)
+    await mirrors.fail_back("back", settings, [topic])
+
+
+async def all_equal(mirrors):
+    """Answer that the logs are equal."""
+    equal = {topic: {0: CommonEnd(5, 5, 5)} for topic in mirrors.admin.topics}
+    await answered(mirrors, "w0", SourceAnswer(equal))
+
+
+def test_failing_back_adds_topics_to_a_mirror_that_exists(clock):
+    """Those of an earlier call are copied still, and its other settings stay unless they are given again."""
+    mirrors = mirrors_of({"orders": [5], "clicks": [5]}, clock, all_equal)
+
+    async def run():
+        await failed_back(mirrors, "orders", bytes_per_second=7, replication_factor=2)
+        await failed_back(mirrors, "clicks", bytes_per_second=9)
+        await failed_back(mirrors, "clicks")
+        return (await mirrors.describe("back")).settings
+
+    wanted = MirrorSettings(SETTINGS.source, ("orders", "clicks"), bytes_per_second=9, replication_factor=2)
+    assert asyncio.run(run()) == wanted
+
+
+def test_failing_back_forgets_an_earlier_promotion_of_the_topic(clock):
+    """Its row would keep the workers from copying it, and producers are refused."""
+    mirrors = mirrors_of({"orders": [5], "clicks": [5]}, clock, all_equal)
+
+    async def run():
+        for topic in ("orders", "clicks"):
+            await failed_back(mirrors, topic)
+            await mirrors.note_topic("back", topic, "01", "")
+        await mirrors.promote("back", ["clicks"])
+        await failed_back(mirrors, "clicks")
+        return {topic.name: topic.is_promoted for topic in (await mirrors.describe("back")).topics}
+
+    assert asyncio.run(run()) == {"orders": False}
+    assert "clicks" not in mirrors.admin.promoted
+
+
+@pytest.mark.parametrize(
+    ("columns", "source", "message"),
+    [
+        ({"promoted_ms": "1"}, SETTINGS.source, "mirror back was promoted"),
+        ({}, {"bootstrap_servers": "north:7181"}, "mirror back has another source, west:7181"),
+    ],
+)
+def test_failing_back_is_refused_where_the_mirror_cannot_take_the_topic(clock, columns, source, message):
+    """Before producers are refused, and before a worker compares anything."""
+    mirrors = mirrors_of({"orders": [5]}, clock, all_equal)
+    mirrors.admin.taken.add("orders")
+    mirrors._table.rows["mirror/back"] = {"settings": SETTINGS.to_text(), **columns}
+    with pytest.raises(InvalidRequestError, match=message):
+        asyncio.run(mirrors.fail_back("back", MirrorSettings(source), ["orders"]))
+    assert mirrors.admin.taken == {"orders"}
+    assert clock.now == 0
 
 
 class ComparedSide(FakeSide):
