@@ -280,8 +280,8 @@ def failback(
             "topic": topic,
             "partition": number,
             "equal_to": ends.common,
-            "deleted": ends.here - ends.common,
-            "to_copy": ends.there - ends.common,
+            "deleted": max(0, ends.here - ends.common),
+            "to_copy": max(0, ends.there - ends.common),
         }
         for topic, partitions in found.items()
         for number, ends in partitions.items()

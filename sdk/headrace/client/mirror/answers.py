@@ -9,10 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.errors import ConfigError
 from headrace.client.mirror.copying import Side, end_tasks
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import CommonEnd, SourceAnswer, SourceQuestion
+from headrace.wire.batch import iter_batches
 from headrace.wire.errors import HeadraceError, InternalError
 
 ANSWER_LIVES = timedelta(minutes=5)
@@ -76,7 +78,10 @@ async def _answered(question: SourceQuestion, settings: dict[str, Any]) -> Sourc
 
 
 async def _compare(topic: str, source: Side, target: Side) -> dict[int, CommonEnd]:
-    """Return how far the logs of a topic are equal here and at the source."""
+    """Return how far the logs of a topic are equal here and at the source.
+
+    Records that cannot be compared, because the source has deleted that part of its log, count as different ones.
+    """
     ours = target.topic(topic, (await target.admin.describe_topic(topic)).topic_id)
     theirs = source.topic(topic, (await source.admin.describe_topic(topic)).topic_id)
     bounds, others = await _bounds(target.admin, topic), await _bounds(source.admin, topic)
@@ -84,7 +89,8 @@ async def _compare(topic: str, source: Side, target: Side) -> dict[int, CommonEn
 
     async def compare(number: int, start: int, end: int) -> CommonEnd:
         other_start, other_end = others.get(number, (0, 0))
-        low, high = max(start, other_start), min(end, other_end)
+        first = low = max(start, other_start)
+        high = min(end, other_end)
         offset = high - 1  # First of all the end, which is the usual case.
         async with room:
             while low < high:
@@ -94,7 +100,12 @@ async def _compare(topic: str, source: Side, target: Side) -> dict[int, CommonEn
                 else:
                     high = offset
                 offset = (low + high) // 2
-        return CommonEnd(max(low, start), end, other_end)
+            if low > first or (
+                start < end == other_start and await _continues(number, end, source, theirs, target, ours)
+            ):
+                return CommonEnd(max(low, start), end, other_end)
+        common = start if start < end else min(end, other_end)  # No record is known to be the same.
+        return CommonEnd(common, end, other_end)
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -102,6 +113,19 @@ async def _compare(topic: str, source: Side, target: Side) -> dict[int, CommonEn
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
     return {number: task.result() for number, task in found.items()}
+
+
+async def _continues(
+    number: int, end: int, source: Side, theirs: PartitionCalls, target: Side, ours: PartitionCalls
+) -> bool:
+    """Return whether the source's log, which begins where ours ends, has the chain value of our last batch."""
+    last = await target.run(ours.batch_with(number, end - 1))
+    found = await source.run(theirs.fetch(number, end, max_wait_ms=0, max_bytes=1))
+    before = found.chain_crc
+    for header, _ in iter_batches(found.batches):
+        before = header.previous_crc if header.base_offset == end else None
+        break
+    return last == (end, before)
 
 
 async def _bounds(admin: AsyncAdmin, topic: str) -> dict[int, tuple[int, int]]:

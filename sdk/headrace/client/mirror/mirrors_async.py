@@ -299,7 +299,7 @@ class AsyncMirrors:
             name: of the mirror.
             settings: its settings, of which `topics` has no effect: the mirror copies those that are named.
             topics: their names, the same in both clusters.
-            discard: delete the records that only this cluster has.
+            discard: delete the records that the source lacks.
             timeout: seconds for the comparison.
 
         Returns:
@@ -330,7 +330,7 @@ class AsyncMirrors:
                 lost = lost_records(found[topic])
                 if lost and not discard:
                     raise DivergedLogError(
-                        f"{lost} records of topic {topic} are in this cluster only",
+                        f"the source lacks {lost} records of topic {topic} that this cluster has",
                         outcome=Outcome.NOT_APPLIED,
                         action="Read and send them to the other cluster if they are needed, then fail back with "
                         "discard.",

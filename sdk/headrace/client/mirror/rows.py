@@ -154,7 +154,7 @@ class CommonEnd(NamedTuple):
     """How far the logs of a partition are equal in two clusters."""
 
     common: int
-    """Offset below which they are equal."""
+    """Offset below which they are equal; the log start here if none of its records is known to be equal."""
     here: int
     """High watermark in this cluster."""
     there: int

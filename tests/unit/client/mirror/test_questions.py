@@ -9,6 +9,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from headrace.client.admin.partition_calls import Fetched
 from headrace.client.mirror import answers, mirrors_async, workers
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import (
@@ -22,7 +23,10 @@ from headrace.client.mirror.rows import (
 )
 from headrace.client.mirror.workers import _Workers, run_workers
 from headrace.client.table.row_writes import checked_ttl_ms
+from headrace.wire.batch import STAMP_BYTES, read_header, stamp
+from headrace.wire.columns import encode_batch
 from headrace.wire.errors import (
+    DivergedLogError,
     InvalidConfigError,
     InvalidRequestError,
     Outcome,
@@ -610,6 +614,100 @@ def test_partitions_are_compared_together_in_a_bound(monkeypatch):
     assert ComparedSide.most == 8
     with pytest.raises(TransportError):
         asyncio.run(answers._compare("clicks", side, side))
+
+
+class LogSide(FakeSide):
+    """Cluster with one partition: where its log starts, and the chain value of the record at each offset."""
+
+    def __init__(self, start, chain):
+        self.start, self.chain = start, chain
+        self.admin = self
+
+    def topic(self, name, topic_id):
+        return self
+
+    async def describe_topic(self, name):
+        return SimpleNamespace(topic_id=b"")
+
+    async def list_offsets(self, topic, which):
+        offset = len(self.chain) if which == "latest" else self.start
+        return {TopicPartition(topic, 0): SimpleNamespace(offset=offset)}
+
+    async def batch_with(self, number, offset):
+        return (offset + 1, self.chain[offset]) if self.start <= offset < len(self.chain) else None
+
+    async def fetch(self, number, offset, *, max_wait_ms, max_bytes):
+        assert self.start <= offset <= len(self.chain)
+        batches, crc = b"", None
+        if offset < len(self.chain):
+            previous, payload = self.chain[offset - 1], encode_batch([b"v"], base_timestamp_ms=0)
+            head = stamp(
+                read_header(payload), base_offset=offset, append_timestamp_ms=0, leader_epoch=0, previous_crc=previous
+            )
+            batches = bytes(head) + bytes(payload[STAMP_BYTES:])
+        else:
+            crc = self.chain[-1]
+        return Fetched(batches, len(self.chain), self.start, 0, 0, crc)
+
+    async def run(self, calling):
+        return await calling
+
+
+EQUAL = list(range(1, 9))
+"""Chain values of eight records."""
+OTHER = [*EQUAL[:4], 91, 92, 93, 94, 95, 96]
+"""Those of a log with other records from offset 4 on."""
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "common"),
+    [
+        ((0, EQUAL[:6]), (2, OTHER), 4),
+        ((3, EQUAL[:6]), (1, EQUAL), 6),
+        ((1, EQUAL[:6]), (8, OTHER), 1),
+        ((1, EQUAL[:6]), (6, OTHER), 1),
+        ((1, EQUAL[:6]), (6, EQUAL), 6),
+        ((1, EQUAL[:6]), (6, EQUAL[:6]), 6),
+        ((1, EQUAL[:6]), (6, OTHER[:6]), 1),
+        ((1, EQUAL[:6]), (5, OTHER), 1),
+        ((4, EQUAL[:6]), (0, EQUAL[:3]), 4),
+        ((6, EQUAL[:6]), (8, OTHER), 6),
+        ((6, EQUAL[:6]), (0, EQUAL[:5]), 5),
+        ((0, []), (0, EQUAL), 0),
+    ],
+    ids=[
+        "different from 4 on",
+        "equal",
+        "the source starts behind our end",
+        "the source starts at our end, after other records",
+        "the source starts at our end, after the same records",
+        "the source is empty at our end, after the same records",
+        "the source is empty at our end, after other records",
+        "nothing of what both have is equal",
+        "the source ends before our start",
+        "no record here, the source starts behind our end",
+        "no record here, the source ends before our end",
+        "no record was ever here",
+    ],
+)
+def test_records_that_are_not_known_to_be_equal_are_lost(here, there, common):
+    """Where the source has deleted what could be compared, the log here is not said to be equal to it."""
+    ours, theirs = LogSide(*here), LogSide(*there)
+    found = asyncio.run(answers._compare("orders", theirs, ours))
+    assert found == {0: CommonEnd(common, len(here[1]), len(there[1]))}
+
+
+def test_lost_records_of_one_partition_are_not_made_up_for_by_another(clock):
+    """An earlier release answers that a log is equal beyond its end."""
+
+    async def waited(mirrors):
+        await answered(
+            mirrors, "w0", SourceAnswer({"orders": {0: CommonEnd(400, 450, 900), 1: CommonEnd(500, 450, 900)}})
+        )
+
+    mirrors = mirrors_of({"orders": [450, 450]}, clock, waited)
+    with pytest.raises(DivergedLogError, match="the source lacks 50 records of topic orders"):
+        asyncio.run(mirrors.fail_back("west", SETTINGS, ["orders"]))
 
 
 @pytest.mark.parametrize(("timeout", "lives"), [(0, 1), (0.5, 1), (30, 30), (float("inf"), 86_400)])
