@@ -216,13 +216,20 @@ class SchemaRegistry:
             headers["Authorization"] = f"Bearer {read_api_key(self._config)}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url + path, data, headers, method=method)
-        context = self._security.context()
+        https = urllib.request.HTTPSHandler(context=self._security.context())
         seconds = self._config.request_timeout_ms / 1_000
         try:
-            with urllib.request.urlopen(request, timeout=seconds, context=context) as answer:
+            with urllib.request.build_opener(https, _NoRedirects).open(request, timeout=seconds) as answer:
                 return json.loads(answer.read(MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
             raise _refused(error) from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Leaves a redirect as an error: following it would send the credential to a server that the user did not name."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
 
 
 def _refused(error: urllib.error.HTTPError) -> SchemaRegistryError:
@@ -232,6 +239,8 @@ def _refused(error: urllib.error.HTTPError) -> SchemaRegistryError:
             message, code = str(answer["message"]), int(answer["error_code"])
         except (OSError, ValueError, KeyError, TypeError):
             message, code = f"HTTP status {error.code}", error.code
+        if 300 <= error.code < 400:
+            message = f"HTTP status {error.code}: redirects are not followed, here to {error.headers.get('Location')!r}"
     return SchemaRegistryError(message, status=error.code, error_code=code)
 
 
