@@ -67,7 +67,8 @@ async def key_of(cluster, rights, path, user="mirror"):
 
 
 def test_a_worker_needs_no_more_rights_than_the_guide_lists(pair, tmp_path):
-    """Topics, partitions, settings, log starts and offsets of groups follow."""
+    """Topics, partitions, settings, log starts and offsets of groups follow. The operator, who has an API key,
+    names the registry where the subjects are promoted."""
     source, target = pair
     at_source, at_target = grants()
 
@@ -110,6 +111,11 @@ def test_a_worker_needs_no_more_rights_than_the_guide_lists(pair, tmp_path):
                 await there.delete_records("orders", {0: 5})
                 await there.create_partitions("orders", 2)
                 await until(lambda: same(followed, Seen(10, 5, 3, 2, "3600000")), "changes follow")
+                with pytest.raises(headrace.ConfigError, match="--registry URL"):
+                    await mirrors.promote("west")
+                assert RegistrySubjects(registries[1]).state("orders-value").mode == "IMPORT"
+                await mirrors.promote("west", registry=urls[1])
+                assert not RegistrySubjects(registries[1]).state("orders-value").mode
             finally:
                 worker.cancel()
 

@@ -192,6 +192,16 @@ def promote(
     wait_timeout: Annotated[
         float, typer.Option("--wait-timeout", min=1.0, metavar="SECONDS", help="Maximum time for --wait.")
     ] = 60.0,
+    registry: Annotated[
+        str,
+        typer.Option(
+            "--registry",
+            envvar="HEADRACE_SCHEMA_REGISTRY_URL",
+            metavar="URL",
+            help="Schema registry of this cluster; needed with an API key for a mirror with schemas, since the key is "
+            "sent to no URL of the table of mirrors.",
+        ),
+    ] = "",
     yes: Yes = False,
 ) -> None:
     """Let producers write to the topics of a mirror; nothing is copied to them afterwards. Asks first on a terminal.
@@ -203,10 +213,11 @@ def promote(
     Examples:
       headrace mirror promote west
       headrace mirror promote west --topic orders-eu --wait
+      headrace mirror promote west --registry https://east-1:7370
     """
     confirm(f"Promote mirror {name}?", yes=yes, otherwise="nothing was promoted")
     with _mirrors(session) as mirrors:
-        promoted = mirrors.promote(name, topics or None, wait=wait, timeout=wait_timeout)
+        promoted = mirrors.promote(name, topics or None, wait=wait, timeout=wait_timeout, registry=registry)
     rows: list[dict[str, JsonValue]] = [
         {
             "topic": topic.name,

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.base.acompat import acall
 from headrace.client.base.config import AdminConfig, build
+from headrace.client.base.credentials import credential_of
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause
 from headrace.client.base.settings_types import AdminSettings
@@ -149,7 +150,13 @@ class AsyncMirrors:
         return found
 
     async def promote(
-        self, name: str, topics: Sequence[str] | None = None, *, wait: bool = False, timeout: float = CATCH_UP_SECONDS
+        self,
+        name: str,
+        topics: Sequence[str] | None = None,
+        *,
+        wait: bool = False,
+        timeout: float = CATCH_UP_SECONDS,
+        registry: str = "",
     ) -> list[MirroredTopic]:
         """Make topics of a mirror ordinary ones, to which producers write; return them with their last reports.
 
@@ -163,14 +170,16 @@ class AsyncMirrors:
                 promoted as it is, and its `problem` says so. Without `wait` the records that are not copied are lost to
                 this cluster; the reports say how many there were.
             timeout: seconds for `wait`.
+            registry: URL of the schema registry of this cluster; empty means the one of the mirror's settings. An API
+                key is not sent to that one: a client with a key needs a URL to promote a mirror with schemas.
 
         Raises:
             UnknownTopicError: If there is no such mirror, or it has no such topic.
             TimedOutError: If no worker answers, or a copy does not reach the source's end in time, or a topic has a
                 problem for as long; nothing was promoted.
             InvalidRequestError: If `wait` would never end: the mirror does not copy a topic. Nothing was promoted.
-            SchemaRegistryError, TransportError: If the registry does not let a subject take new schemas; the topics are
-                promoted. Call again.
+            SchemaRegistryError, TransportError, ConfigError: If the registry does not let a subject take new schemas,
+                or `registry` is missing; the topics are promoted. Call again.
         """
         described = await self.describe(name)
         chosen = chosen_topics(described, topics)
@@ -190,16 +199,22 @@ class AsyncMirrors:
                 topic.is_promoted = True
         if topics is None and not described.promoted_ms:
             await self._table.put(mirror_key(name), {"promoted_ms": now_ms})
-        await self._promote_subjects(name, now_ms)
+        await self._promote_subjects(name, now_ms, registry)
         return chosen
 
-    async def _promote_subjects(self, name: str, now_ms: str) -> None:
+    async def _promote_subjects(self, name: str, now_ms: str, url: str) -> None:
         """Let the registry take new schemas for the subjects that are not copied any more; again, if a call failed."""
         described = await self.describe(name)  # A worker looks at it after it has set a mode, and sets this one then.
         due = [each for each in described.subjects if each.is_copied and is_left_alone(described, each.name)]
         if not due:
             return
-        registry = RegistrySubjects(SchemaRegistry(described.settings.registry, **self._settings))
+        if not url and credential_of(self._config):
+            raise ConfigError(
+                f"the topics are promoted, and these subjects are not: {', '.join(each.name for each in due)}",
+                action="Promote again with --registry URL, the schema registry of this cluster. The API key is not "
+                "sent to a URL of the table of mirrors, which workers may write.",
+            )
+        registry = RegistrySubjects(SchemaRegistry(url or described.settings.registry, **self._settings))
         for subject in due:
             if not subject.is_promoted:
                 await self._table.put(subject_key(name, subject.name), {"promoted_ms": now_ms})

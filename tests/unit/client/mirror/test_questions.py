@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from headrace.client.admin.partition_calls import Fetched
+from headrace.client.base.errors import ConfigError
 from headrace.client.mirror import answers, mirrors_async, workers
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import (
@@ -129,9 +130,9 @@ def fixture_clock(monkeypatch):
     return clock
 
 
-def mirrors_of(topics, clock, waited):
+def mirrors_of(topics, clock, waited, **settings):
     """Return a client of a cluster; `waited` is called, with it, each time that it waits."""
-    mirrors = AsyncMirrors(bootstrap_servers="east:7181")
+    mirrors = AsyncMirrors(**{"bootstrap_servers": "east:7181"} | settings)
     mirrors.admin, mirrors._table = FakeAdmin(topics), FakeTable()
 
     async def run_step(pause):
@@ -584,6 +585,39 @@ def test_failing_back_is_refused_where_the_mirror_cannot_take_the_topic(clock, c
         asyncio.run(mirrors.fail_back("back", MirrorSettings(source), ["orders"]))
     assert mirrors.admin.taken == {"orders"}
     assert clock.now == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "used"),
+    [
+        ({}, "", "http://in-the-table:7370"),
+        ({"bootstrap_servers": "localhost:7181", "api_key": "hrk_id1_secret1"}, "", None),
+        (
+            {"bootstrap_servers": "localhost:7181", "api_key": "hrk_id1_secret1"},
+            "http://given:7370",
+            "http://given:7370",
+        ),
+    ],
+)
+def test_an_api_key_is_sent_to_no_url_of_the_table(clock, monkeypatch, settings, given, used):
+    """Workers may write the table. The topics are promoted in any case; the error says how to promote the subjects."""
+    asked = []
+
+    def registry(url, **settings):
+        return SimpleNamespace(request=lambda method, path, *body: asked.append((url, settings.get("api_key"))))
+
+    monkeypatch.setattr(mirrors_async, "SchemaRegistry", registry)
+    mirrors = mirrors_of({"orders": [5]}, clock, done, **settings)
+    urls = {"source_registry": "http://west:7370", "registry": "http://in-the-table:7370"}
+    mirrors._table.rows["mirror/west"]["settings"] = dataclasses.replace(SETTINGS, **urls).to_text()
+    mirrors._table.rows["subject/west/orders-value"] = {"copied": "yes", "mode": "READONLY"}
+    if used is None:
+        with pytest.raises(ConfigError, match=r"these subjects are not: orders-value.* --registry URL"):
+            asyncio.run(mirrors.promote("west"))
+    else:
+        asyncio.run(mirrors.promote("west", registry=given))
+    assert asked == ([(used, settings.get("api_key"))] if used else [])
+    assert mirrors.admin.promoted == {"orders": [5]}
 
 
 class ComparedSide(FakeSide):
