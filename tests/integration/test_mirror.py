@@ -314,6 +314,7 @@ def test_failing_back_changes_nothing_if_it_fails(source, headrace_cluster, topi
                 await mirrors.admin.create_topic(topic, partitions=2)
                 await asyncio.to_thread(fill, here, topic, range(10))
             await others.admin.create_topic(topics[0], partitions=2)
+            await mirrors.admin.alter_config(topics[0], {"mirror": name})  # By a call that was killed.
             for given, discard, error in (
                 (topics[:1], False, headrace.DivergedLogError),
                 (topics, True, headrace.UnknownTopicError),

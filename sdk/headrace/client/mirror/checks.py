@@ -48,6 +48,11 @@ def settings_to_fail_back(
     return settings
 
 
+def is_copied(known: MirrorDescription | None, topic: str) -> bool:
+    """Return whether a mirror copies a topic, or will once its problem is over."""
+    return known is not None and any(each.name == topic and not each.is_promoted for each in known.topics)
+
+
 def lost_records(ends: Mapping[int, CommonEnd]) -> int:
     """Return the number of records of a topic that the source lacks."""
     return sum(max(0, each.here - each.common) for each in ends.values())

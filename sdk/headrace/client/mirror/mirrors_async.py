@@ -16,6 +16,7 @@ from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.checks import (
     check_not_promoted,
     chosen_topics,
+    is_copied,
     lost_records,
     not_copied,
     not_ours,
@@ -133,7 +134,11 @@ class AsyncMirrors:
         """
         found = await self._find(name)
         if found is None:
-            raise UnknownTopicError(f"there is no mirror {name!r}", action="headrace mirror list shows them.")
+            raise UnknownTopicError(
+                f"there is no mirror {name!r}",
+                action="headrace mirror list shows them. A topic that still names it takes records after headrace "
+                "topic alter TOPIC --unset mirror.",
+            )
         return found
 
     async def rows(self, *, reports: bool = True) -> dict[str, Mapping[str, str]]:
@@ -330,14 +335,15 @@ class AsyncMirrors:
         """
         settings.check()
         await self._make_table()
-        asked = settings_to_fail_back(await self._find(name), settings, topics)
+        known = await self._find(name)
+        asked = settings_to_fail_back(known, settings, topics)
         refused: list[str] = []
         try:
             for topic in topics:
                 mirror = await self._mirror_of(topic)
                 if mirror is None or mirror not in ("", name):
                     raise not_ours(topic, mirror)
-                if not mirror:
+                if not mirror or not is_copied(known, topic):  # A call that was killed may have set it.
                     refused.append(topic)
                     await self.admin.alter_config(topic, {"mirror": name})
             found = await self._ask(SourceQuestion(name, asked, tuple(topics), is_compared=True), timeout)
@@ -355,14 +361,22 @@ class AsyncMirrors:
                 await self._table.delete(copies_key(name, topic))
             settings = settings_to_fail_back(await self._find(name), settings, topics)  # It may have changed meanwhile.
             await self._table.put(mirror_key(name), {"settings": settings.to_text()})
-        except BaseException:
-            for topic in refused:
-                await self.admin.alter_config(topic, unset=["mirror"])
+        except BaseException as error:
+            await self._accept_producers(refused, error)
             raise
         for topic in topics:  # After all that may fail: the workers create them again.
             if lost_records(found[topic]):
                 await self.admin.delete_topic(topic)
         return found
+
+    async def _accept_producers(self, topics: Sequence[str], reason: BaseException) -> None:
+        """Let producers write to topics again after a call has failed; the error names those where that fails, too."""
+        for topic in topics:
+            try:
+                await self.admin.alter_config(topic, unset=["mirror"])
+            except HeadraceError:
+                if isinstance(reason, HeadraceError):
+                    reason.action += f" Producers are still refused: headrace topic alter {topic} --unset mirror."
 
     async def _ask(self, question: SourceQuestion, timeout: float) -> dict[str, dict[int, CommonEnd]]:
         """Return what a worker answers. Raises TimedOutError, and what no worker could do.

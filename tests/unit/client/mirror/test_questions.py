@@ -569,6 +569,56 @@ def test_failing_back_forgets_an_earlier_promotion_of_the_topic(clock):
     assert "clicks" not in mirrors.admin.promoted
 
 
+async def differ(mirrors):
+    """Answer that a record of each topic is in this cluster only."""
+    await answered(mirrors, "w0", SourceAnswer({topic: {0: CommonEnd(4, 5, 5)} for topic in mirrors.admin.topics}))
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_failing_back_again_accepts_producers_where_a_killed_call_refused_them(clock, exists):
+    """The setting of the topic is that of the call that was killed: no mirror has a row of the topic."""
+    mirrors = mirrors_of({"orders": [5]}, clock, differ)
+    mirrors.admin.mirrors["orders"] = "back"
+    if exists:
+        mirrors._table.rows["mirror/back"] = {"settings": SETTINGS.to_text()}
+    with pytest.raises(DivergedLogError):
+        asyncio.run(mirrors.fail_back("back", SETTINGS, ["orders"]))
+    assert "orders" in mirrors.admin.promoted
+
+
+def test_failing_back_again_ends_no_copy(clock):
+    """A topic that the mirror copies already stays its copy if the call fails."""
+    mirrors = mirrors_of({"orders": [5]}, clock, differ)
+    with pytest.raises(DivergedLogError):
+        asyncio.run(mirrors.fail_back("west", SETTINGS, ["orders"]))
+    assert not mirrors.admin.promoted
+
+
+def test_a_topic_that_still_refuses_producers_is_named(clock, monkeypatch):
+    """Where a fail-back fails, and its clean-up for one topic, too: the others are cleaned up, and the first error is
+    raised."""
+    mirrors = mirrors_of({"orders": [5], "clicks": [5]}, clock, differ)
+    mirrors.admin.taken |= {"orders", "clicks"}
+    alter = mirrors.admin.alter_config
+
+    async def alter_config(topic, settings=None, unset=()):
+        if topic == "orders" and unset:
+            raise TransportError("no coordinator")
+        await alter(topic, settings, unset)
+
+    mirrors.admin.alter_config = alter_config
+    with pytest.raises(DivergedLogError, match="refused: headrace topic alter orders --unset mirror"):
+        asyncio.run(mirrors.fail_back("back", SETTINGS, ["orders", "clicks"]))
+    assert list(mirrors.admin.promoted) == ["clicks"]
+
+
+def test_a_promotion_of_no_mirror_says_how_producers_are_accepted(clock):
+    """A killed fail-back leaves topics that name a mirror which does not exist."""
+    mirrors = mirrors_of({"orders": [5]}, clock, done)
+    with pytest.raises(UnknownTopicError, match=r"no mirror 'back'.*headrace topic alter TOPIC --unset mirror"):
+        asyncio.run(mirrors.promote("back"))
+
+
 @pytest.mark.parametrize(
     ("columns", "source", "message"),
     [
