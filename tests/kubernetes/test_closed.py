@@ -158,11 +158,12 @@ def _writer(release: Release) -> dict[str, Any]:
 
 
 def test_an_upgrade_of_an_open_release_keeps_it_open(machines: Machines) -> None:
-    """Values without a word about identity, TLS or etcd's users: an upgrade changes none of them."""
+    """Values without a word about identity, TLS or etcd's users: an upgrade changes none of them, nor does one
+    that makes the StatefulSet of the brokers again (docs/guides/growing-volumes.md)."""
     namespace = "once-open"
     was_open = Release("open", namespace)
     text = run("helm", "--namespace", namespace, "template", "open", str(CHART), "--values=-", stdin=json.dumps(OPEN))
-    kept = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "StatefulSet"]
+    kept = [each for each in yaml.safe_load_all(text) if each and each["kind"] in ("StatefulSet", "Deployment")]
     for each in kept:
         each["spec"]["replicas"] = 0
         labels = {"app.kubernetes.io/managed-by": "Helm"}
@@ -170,11 +171,17 @@ def test_an_upgrade_of_an_open_release_keeps_it_open(machines: Machines) -> None
         each["metadata"] = {**each["metadata"], "namespace": namespace, "annotations": annotations}
         each["metadata"]["labels"] |= labels
     run("kubectl", "apply", "--filename=-", stdin=yaml.safe_dump_all(kept))
-    rendered = was_open.helm("install", "--dry-run=server")
+    _assert_kept_open(was_open)
+    was_open.kubectl("delete", "statefulset", f"{was_open.fullname}-broker", "--cascade=orphan")
+    _assert_kept_open(was_open)
+    run("kubectl", "delete", "namespace", namespace, "--wait=false")
+
+
+def _assert_kept_open(release: Release) -> None:
+    rendered = release.helm("install", "--dry-run=server")
     assert re.search(r"HEADRACE_BROKER_POSTURE\s+value: open", rendered)
     for closed in ("TLS_CERT_FILE", "ETCD_USER", "https://0.0.0.0", "etcd-auth"):
         assert closed not in rendered
-    run("kubectl", "delete", "namespace", namespace, "--wait=false")
 
 
 def _secrets(release: Release) -> dict[str, dict[str, str]]:

@@ -239,7 +239,8 @@ def test_a_node_is_drained_and_comes_back(outside: Release, machines: Machines, 
 
 
 def test_a_volume_grows_under_a_running_broker(outside: Release) -> None:
-    """The commands of docs/guides/growing-volumes.md: no pod is restarted, and the file systems are larger."""
+    """The commands of docs/guides/growing-volumes.md: no pod is restarted, and the file systems are larger. Also with
+    values that say nothing about identity, TLS and etcd's users, as those from before the closed defaults."""
     broker = "--selector=app.kubernetes.io/component=broker"
     before = {pod["metadata"]["uid"] for pod in outside.objects("pods")}
     sizes = free_bytes(outside)
@@ -252,7 +253,8 @@ def test_a_volume_grows_under_a_running_broker(outside: Release) -> None:
 
     until(grown, "all claims have their new size")
     outside.kubectl("delete", "statefulset", f"{outside.fullname}-broker", "--cascade=orphan")
-    upgrade(outside, "--set=broker.persistence.size=60Gi")
+    unsaid = "identity.posture=,tls.enabled=auto,etcd.auth.enabled=auto"
+    upgrade(outside, f"--set=broker.persistence.size=60Gi,{unsaid}")
     assert {pod["metadata"]["uid"] for pod in outside.objects("pods")} == before
     assert all(now > was + 9 * 2**30 for was, now in zip(sizes, free_bytes(outside), strict=True))
     healthy(outside)

@@ -4,13 +4,21 @@ one, so that an upgrade alone neither closes a cluster to its clients nor change
 the running release by look-ups; where it only renders (GitOps) a release is always new.
 */}}
 
-{{/* The environment of the brokers that run, as JSON; empty if there are none. */}}
+{{/*
+The environment of the brokers that run, as JSON, by names without HEADRACE_BROKER_; empty if there are none. While their
+StatefulSet is deleted to be made again (docs/guides/growing-volumes.md), that of the coordinators: posture, TLS and etcd are
+the same there.
+*/}}
 {{- define "headrace.runningEnvironment" -}}
 {{- $found := dict -}}
-{{- $running := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "headrace.componentName" (dict "root" . "component" "broker")) -}}
+{{- range $component, $kind := dict "broker" "StatefulSet" "coordinator" "Deployment" -}}
+{{- if not $found -}}
+{{- $running := lookup "apps/v1" $kind $.Release.Namespace (include "headrace.componentName" (dict "root" $ "component" $component)) -}}
 {{- range $container := dig "spec" "template" "spec" "containers" list (default dict $running) -}}
-{{- if eq $container.name "broker" -}}
-{{- range $container.env }}{{ $_ := set $found .name (.value | default "") }}{{ end -}}
+{{- if eq $container.name $component -}}
+{{- range $container.env }}{{ $_ := set $found (trimPrefix (printf "HEADRACE_%s_" (upper $component)) .name) (.value | default "") }}{{ end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $found -}}
@@ -22,7 +30,7 @@ the running release by look-ups; where it only renders (GitOps) a release is alw
 {{- if .Values.identity.posture -}}
 {{- .Values.identity.posture -}}
 {{- else if $running -}}
-{{- get $running "HEADRACE_BROKER_POSTURE" | default "open" -}}
+{{- get $running "POSTURE" | default "open" -}}
 {{- else -}}
 required
 {{- end -}}
@@ -34,7 +42,7 @@ required
 {{- $running := fromJson (include "headrace.runningEnvironment" .) -}}
 {{- if eq $enabled "true" -}}
 true
-{{- else if and (eq $enabled "auto") (or (not $running) (hasKey $running "HEADRACE_BROKER_TLS_CERT_FILE")) -}}
+{{- else if and (eq $enabled "auto") (or (not $running) (hasKey $running "TLS_CERT_FILE")) -}}
 true
 {{- end -}}
 {{- end -}}
@@ -106,8 +114,11 @@ chart
 {{- if eq $wanted "true" -}}
 true
 {{- else if eq $wanted "auto" -}}
+{{- $services := fromJson (include "headrace.runningEnvironment" .) -}}
 {{- if $running -}}
 {{- if contains "https://" (toJson $running.spec.template) }}true{{ end -}}
+{{- else if eq (get $services "ETCD_ENDPOINTS") (include "headrace.etcdEndpoints" .) -}}
+{{- if hasKey $services "ETCD_TLS_CA_FILE" }}true{{ end -}}
 {{- else if and (include "headrace.tls" .) (ne (include "headrace.certificates" .) "secret") -}}
 true
 {{- end -}}
@@ -127,7 +138,7 @@ true
 {{- if eq $wanted "true" -}}
 true
 {{- else if eq $wanted "auto" -}}
-{{- if or $auth.secretName (hasKey $running "HEADRACE_BROKER_ETCD_USER") (and .Values.etcd.bundled.enabled (not $running)) -}}
+{{- if or $auth.secretName (hasKey $running "ETCD_USER") (and .Values.etcd.bundled.enabled (not $running)) -}}
 true
 {{- end -}}
 {{- end -}}
