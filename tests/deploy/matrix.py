@@ -138,17 +138,22 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "TLS by cert-manager alone": {"tls": {"certManager": {"enabled": True}}},
     "etcd elsewhere, with a user": {
+        "cluster": "orders",
         "etcd": {
             "endpoints": ["etcd.db:2379"],
             "bundled": {"enabled": False},
             "auth": {"user": "log", "secretName": "log-etcd-user"},
-        }
+        },
     },
     "everything": EVERYTHING,
     "small": yaml.safe_load((CHART.parent / "small.yaml").read_text("utf-8")),
     "one of each": {"broker": {"replicas": 1}, "coordinator": {"replicas": 1}},
-    "etcd elsewhere": {"etcd": {"endpoints": ["etcd-0.db:2379", "[2001:db8::1]:2379"], "bundled": {"enabled": False}}},
+    "etcd elsewhere": {
+        "cluster": "orders",
+        "etcd": {"endpoints": ["etcd-0.db:2379", "[2001:db8::1]:2379"], "bundled": {"enabled": False}},
+    },
     "TLS by a secret": {
+        "cluster": "orders",
         "tls": {
             "enabled": True,
             "secretName": "log-tls",
@@ -350,6 +355,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"etcd": {"endpoints": ["etcd:2379"], "bundled": {"enabled": False}, "auth": {"enabled": True}}},
         "etcd.auth.enabled is true for an etcd of yours: name the secret",
+    ),
+    (
+        {"etcd": {"endpoints": ["etcd:2379"], "bundled": {"enabled": False}}},
+        "etcd.endpoints are given and cluster is empty: clusters of one name in one etcd would be the same cluster",
     ),
     (
         {"tls": {"enabled": True, "secretName": "s", "certManager": {"enabled": True}}},

@@ -16,6 +16,8 @@ from tests.deploy.matrix import MATRIX
 Upgrade = Callable[[Objects, dict[str, Any]], Objects]
 
 LOOKUP = re.compile(r'\blookup ("[^"]+") ("[^"]+"|\$kind) \S+ (\((?:[^()]|\([^()]*\))*\)|"[^"]+"|\$\w+)')
+MONITORS = {"monitoring": {"serviceMonitor": {"enabled": True, "detail": True}}}
+ELSEWHERE = {"etcd": {"endpoints": ["etcd.db:2379"], "bundled": {"enabled": False}}}
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +92,45 @@ def test_the_guard_asks_the_cluster_whose_statefulset_is_made_again(render: Rend
         assert container["args"] == ["broker", "check-removal", "--from", "3"]
         assert {each["name"] for each in container["env"]} - {"HEADRACE_BOOTSTRAP_SERVERS", "HOME"} == variables
         assert not [each for each in pod["spec"]["volumes"] if each.get("secret", {}).get("optional")]
+
+
+def _labels(objects: Objects) -> set[str]:
+    """The values of the label `cluster` that the series of a release get."""
+    return {
+        rule["replacement"]
+        for monitor in select(objects, "ServiceMonitor")
+        for endpoint in monitor["spec"]["endpoints"]
+        for rule in endpoint["relabelings"]
+        if rule["targetLabel"] == "cluster"
+    }
+
+
+@pytest.mark.parametrize("values", [{}, {"cluster": "orders"}], ids=["unnamed", "named"])
+def test_series_of_equally_named_releases_are_told_apart(render: Render, values: dict[str, Any]) -> None:
+    """Alerts add up by the label `cluster`: with one label for two clusters the controller of one hides that the
+    other has none."""
+    given = {**MONITORS, **values}
+    places = [("demo", "prod"), ("demo", "staging"), ("other", "prod")]
+    found = [_labels(render(given, name=name, namespace=namespace)) for name, namespace in places]
+    assert found == [{"prod/demo-headrace"}, {"staging/demo-headrace"}, {"prod/other-headrace"}]
+
+
+def test_an_upgrade_keeps_the_label_of_series(render: Render, upgrade: Upgrade) -> None:
+    """Silences, routes and dashboards name it; that of earlier charts, too."""
+    before = render(MONITORS)
+    for monitor in select(before, "ServiceMonitor"):
+        for endpoint in monitor["spec"]["endpoints"]:
+            (rule,) = (each for each in endpoint["relabelings"] if each["targetLabel"] == "cluster")
+            rule["replacement"] = "demo-headrace"
+    after = upgrade(before, MONITORS)
+    assert _labels(after) == {"demo-headrace"}
+    assert len(select(after, "ServiceMonitor")) == 3
+    left = [each for each in before if each["kind"] != "ServiceMonitor"]
+    assert _labels(upgrade(left, MONITORS)) == {"prod/demo-headrace"}
+
+
+def test_a_release_with_an_etcd_of_yours_keeps_its_name(render: Render, upgrade: Upgrade) -> None:
+    """A new one needs a name of its own (tests/deploy/matrix.py); one that runs without keeps that of its objects."""
+    before = render({**ELSEWHERE, "cluster": "demo-headrace"})
+    broker = one(upgrade(before, ELSEWHERE), "StatefulSet", "-broker")["spec"]["template"]
+    assert broker == one(before, "StatefulSet", "-broker")["spec"]["template"]

@@ -36,6 +36,10 @@ Included by the broker's StatefulSet, and by the certificate, which Helm renders
 {{- if and (not $etcd.bundled.enabled) (eq (toString $etcd.auth.enabled) "true") (not $etcd.auth.secretName) -}}
 {{- fail "etcd.auth.enabled is true for an etcd of yours: name the secret with the password of etcd.auth.user in etcd.auth.secretName" -}}
 {{- end -}}
+{{- if and $etcd.endpoints (not .Values.cluster) (not (fromJson (include "headrace.runningEnvironment" .))) -}}
+{{- $name := include "headrace.fullname" . -}}
+{{- fail (printf "etcd.endpoints are given and cluster is empty: clusters of one name in one etcd would be the same cluster. Set cluster to a name that no other cluster has there, such as %s-%s; a release that runs already has the name %s" .Release.Namespace $name $name) -}}
+{{- end -}}
 {{- if lookup "v1" "ServiceAccount" .Release.Namespace "default" -}}
 {{- range $name := list $tls.secretName $tls.internalSecretName $etcd.tls.secretName -}}
 {{- if and $name (not (lookup "v1" "Secret" $.Release.Namespace $name)) -}}
