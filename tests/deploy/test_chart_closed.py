@@ -159,6 +159,28 @@ async def test_three_members_take_the_certificate_and_the_users_of_the_chart(ren
             await member.wait()
 
 
+def test_commands_in_a_coordinators_container_reach_the_cluster(render: Render) -> None:
+    """`kubectl exec ... -- headrace` has what `helm test` has: address, authority and the administrator's key."""
+    expected = {
+        "defaults": {"BOOTSTRAP_SERVERS", "SECURITY_PROTOCOL", "SSL_CAFILE", "API_KEY_FILE"},
+        "TLS by a secret": {
+            *("BOOTSTRAP_SERVERS", "SECURITY_PROTOCOL", "SSL_CAFILE", "SSL_CERTFILE", "SSL_KEYFILE", "API_KEY_FILE"),
+        },
+        "identities required": {"BOOTSTRAP_SERVERS", "API_KEY_FILE", "ALLOW_PLAINTEXT_CREDENTIALS"},
+        "open": {"BOOTSTRAP_SERVERS"},
+    }
+    for name, variables in expected.items():
+        objects = render(MATRIX[name])
+        test = _environment(one(objects, "Pod", "-test"))
+        pod = one(objects, "Deployment", "-coordinator")["spec"]["template"]
+        client = {variable: test[variable] for variable in (f"HEADRACE_{each}" for each in variables)}
+        assert test == {**client, "HOME": "/tmp"}
+        assert client.items() <= _environment(pod).items()
+        mounted = {mount["mountPath"] for mount in containers(pod)[-1]["volumeMounts"]}
+        files = [Path(path) for variable, path in client.items() if variable.endswith("FILE")]
+        assert {str(path.parent) for path in files} <= mounted
+
+
 def test_prometheus_has_a_key_and_checks_the_certificate(render: Render) -> None:
     """Of user monitor, for brokers and coordinators; etcd's metrics need none. Where all is open there is no key."""
     for name, is_closed in (("TLS of the chart, outside", True), ("open", False)):

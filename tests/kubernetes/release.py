@@ -69,9 +69,10 @@ class Release:
         items: list[dict[str, Any]] = found.get("items", [found])
         return items
 
-    def headrace(self, *arguments: str) -> str:
+    def headrace(self, *arguments: str, stdin: str = "") -> str:
         """The command line in a coordinator's container, as NOTES.txt has it."""
-        return self.kubectl("exec", f"deploy/{self.fullname}-coordinator", "--", "headrace", *arguments)
+        command = ("exec", "--stdin", f"deploy/{self.fullname}-coordinator", "--", "headrace", *arguments)
+        return self.kubectl(*command, stdin=stdin)
 
     def restarts(self) -> dict[str, int]:
         """How often each pod's container was started anew."""

@@ -53,6 +53,11 @@ def test_a_closed_release_passes_its_own_test(release: Release, figure: Figure) 
     assert "user name is empty" in release.kubectl(*coordinator, READ_WITHOUT_A_USER)
 
 
+def test_commands_in_a_coordinators_container_reach_the_cluster(release: Release) -> None:
+    """The last command of docs/guides/disaster-recovery.md: over TLS and as the administrator, without an option."""
+    assert "healthy" in release.headrace("cluster", "health", "--exit-when-healthy", "--wait-timeout", "180")
+
+
 def test_an_upgrade_keeps_secrets_and_restarts_nothing(release: Release) -> None:
     """The same keys, certificates and passwords, also of an upgrade that changes nothing else."""
     before = _secrets(release)
@@ -64,14 +69,15 @@ def test_an_upgrade_keeps_secrets_and_restarts_nothing(release: Release) -> None
 
 def test_the_service_has_the_schema_registry(release: Release) -> None:
     """Over TLS, for those who may: a schema is registered, found, and not shown to a stranger."""
-    options = ("--registry", f"https://{_host(release)}:8081", *_administrator(release))
+    registry = ("--registry", f"https://{_host(release)}:8081")
     schema = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
-    register = ("headrace", "schema", "register", "orders-value", "/dev/stdin", "--type", "AVRO", *options)
-    release.kubectl("exec", "--stdin", f"deploy/{release.fullname}-coordinator", "--", *register, stdin=schema)
-    found = json.loads(release.headrace("schema", "get", "orders-value", "--output", "json", *options))
+    register = ("schema", "register", "orders-value", "/dev/stdin", "--type", "AVRO")
+    release.headrace(*register, *registry, stdin=schema)
+    found = json.loads(release.headrace("schema", "get", "orders-value", "--output", "json", *registry))
     assert (found["version"], json.loads(found["schema"])) == (1, json.loads(schema))
+    stranger = ("env", "--unset=HEADRACE_API_KEY_FILE", "headrace", "schema", "list", *registry)
     with pytest.raises(CommandError, match="the call has no identity"):
-        release.headrace("schema", "list", *options[:-2])
+        release.kubectl("exec", f"deploy/{release.fullname}-coordinator", "--", *stranger)
 
 
 def test_the_token_of_a_service_account_is_a_proof(release: Release) -> None:
@@ -80,12 +86,11 @@ def test_the_token_of_a_service_account_is_a_proof(release: Release) -> None:
     quotas = [{"user": "*", "changes": 500}]
     values = {"identity": {"kubernetesIssuer": issuer, "quotas": quotas}}
     release.helm("upgrade", "--reset-then-reuse-values", "--wait", TIMEOUT, values=values)
-    administer = _administrator(release)
-    described = json.loads(release.headrace("quota", "describe", "web", "--output", "json", *administer))
+    described = json.loads(release.headrace("quota", "describe", "web", "--output", "json"))
     assert (described["changes_per_minute"], described["quota_of"]["changes_per_minute"]) == (500, "*")
-    release.headrace("topic", "create", "orders", *administer)
+    release.headrace("topic", "create", "orders")
     user = f"kubernetes:system:serviceaccount:{NAMESPACE}:web"
-    release.headrace("grant", user, "writer", "topic:orders", *administer)
+    release.headrace("grant", user, "writer", "topic:orders")
     release.kubectl("create", "serviceaccount", "web")
     release.kubectl("apply", "--filename=-", stdin=json.dumps(_writer(release)))
     until(lambda: _phase(release) in ("Succeeded", "Failed"), "the pod has ended", seconds=180)
@@ -94,7 +99,7 @@ def test_the_token_of_a_service_account_is_a_proof(release: Release) -> None:
     written, refused = log.split("---\n")
     assert user in written
     assert "claim aud lacks" in refused
-    assert release.headrace("consume", "orders", "--last", "1", *administer).strip() == "one order"
+    assert release.headrace("consume", "orders", "--last", "1").strip() == "one order"
 
 
 def _phase(release: Release) -> str:
@@ -105,18 +110,6 @@ def _phase(release: Release) -> str:
 
 def _host(release: Release) -> str:
     return f"{release.fullname}.{release.namespace}.svc.cluster.local"
-
-
-def _servers(release: Release) -> str:
-    return f"{_host(release)}:7170"
-
-
-def _administrator(release: Release) -> tuple[str, ...]:
-    """Return the options of a command in a coordinator's container."""
-    return (
-        *("--bootstrap-servers", _servers(release), "--security-protocol", "SSL"),
-        *("--ssl-cafile", "/etc/headrace-tls/ca.crt", "--api-key-file", "/etc/headrace-admin/api-key"),
-    )
 
 
 def _writer(release: Release) -> dict[str, Any]:
@@ -133,7 +126,7 @@ def _writer(release: Release) -> dict[str, Any]:
     tokens = [{"serviceAccountToken": {"audience": each, "path": each}} for each in ("headrace", "other")]
     authority = {"secret": {"name": f"{release.fullname}-tls", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
     environment = {
-        "HEADRACE_BOOTSTRAP_SERVERS": _servers(release),
+        "HEADRACE_BOOTSTRAP_SERVERS": f"{_host(release)}:7170",
         "HEADRACE_SECURITY_PROTOCOL": "SSL",
         "HEADRACE_SSL_CAFILE": "/run/proof/ca.crt",
         "HOME": "/tmp",

@@ -43,18 +43,6 @@ class Cluster(Release):
         """What its clients connect to first, from every namespace."""
         return f"{self.fullname}.{self.namespace}.svc.{DOMAIN}:7170"
 
-    def headrace(self, *arguments: str, stdin: str = "") -> str:
-        """The command line as the administrator."""
-        settings = {
-            "HEADRACE_BOOTSTRAP_SERVERS": self.servers,
-            "HEADRACE_SECURITY_PROTOCOL": "SSL",
-            "HEADRACE_SSL_CAFILE": "/etc/headrace-tls/ca.crt",
-            "HEADRACE_API_KEY_FILE": "/etc/headrace-admin/api-key",
-        }
-        environment = ("env", *(f"{name}={value}" for name, value in settings.items()))
-        command = ("exec", "-i", f"deploy/{self.fullname}-coordinator", "--", *environment, "headrace", *arguments)
-        return self.kubectl(*command, stdin=stdin)
-
     def worker(self, *grants: tuple[str, str]) -> str:
         """Create the user of the workers with these grants; return its API key."""
         self.headrace("user", "create", "mirror")

@@ -63,6 +63,8 @@ spec:
         - {name: HEADRACE_COORDINATOR_ADMIN_API_KEY_FILE, value: /etc/headrace-admin/api-key}
         - {name: HEADRACE_COORDINATOR_MONITOR_API_KEY_FILE, value: /etc/headrace-monitor/api-key}
         {{- end }}
+        {{- /* For `kubectl exec ... -- headrace`; the service itself reads none of them. */}}
+        {{- include "headrace.clientEnvironment" (dict "root" $root "hasKey" (include "headrace.hasAdmin" $root)) | nindent 8 }}
         {{- with $coordinator.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

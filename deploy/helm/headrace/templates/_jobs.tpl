@@ -11,6 +11,29 @@ spec:
   {{- include "headrace.jobPodSpec" . | nindent 2 }}
 {{- end -}}
 
+{{/*
+How `headrace` reaches the cluster, and with "hasKey" as its administrator, in a container that has the certificates and the
+secret mounted: (dict "root" $ "hasKey" true).
+*/}}
+{{- define "headrace.clientEnvironment" -}}
+{{- $isTls := include "headrace.tls" .root -}}
+- {name: HEADRACE_BOOTSTRAP_SERVERS, value: {{ include "headrace.bootstrap" .root | quote }}}
+{{- if $isTls }}
+- {name: HEADRACE_SECURITY_PROTOCOL, value: SSL}
+- {name: HEADRACE_SSL_CAFILE, value: /etc/headrace-tls/ca.crt}
+{{- if eq .root.Values.tls.clientAuth "required" }}
+- {name: HEADRACE_SSL_CERTFILE, value: /etc/headrace-tls/tls.crt}
+- {name: HEADRACE_SSL_KEYFILE, value: /etc/headrace-tls/tls.key}
+{{- end }}
+{{- end }}
+{{- if .hasKey }}
+- {name: HEADRACE_API_KEY_FILE, value: /etc/headrace-admin/api-key}
+{{- if not $isTls }}
+- {name: HEADRACE_ALLOW_PLAINTEXT_CREDENTIALS, value: "true"}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Where and as whom a job's pod runs: (dict "root" $ "restart" "Never"). */}}
 {{- define "headrace.jobPlace" -}}
 restartPolicy: {{ .restart }}
@@ -42,22 +65,8 @@ containers:
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
     {{- .container | nindent 4 }}
     env:
-      - {name: HEADRACE_BOOTSTRAP_SERVERS, value: {{ include "headrace.bootstrap" .root | quote }}}
       - {name: HOME, value: /tmp}
-      {{- if include "headrace.tls" .root }}
-      - {name: HEADRACE_SECURITY_PROTOCOL, value: SSL}
-      - {name: HEADRACE_SSL_CAFILE, value: /etc/headrace-tls/ca.crt}
-      {{- if eq .root.Values.tls.clientAuth "required" }}
-      - {name: HEADRACE_SSL_CERTFILE, value: /etc/headrace-tls/tls.crt}
-      - {name: HEADRACE_SSL_KEYFILE, value: /etc/headrace-tls/tls.key}
-      {{- end }}
-      {{- end }}
-      {{- if $hasKey }}
-      - {name: HEADRACE_API_KEY_FILE, value: /etc/headrace-admin/api-key}
-      {{- if not (include "headrace.tls" .root) }}
-      - {name: HEADRACE_ALLOW_PLAINTEXT_CREDENTIALS, value: "true"}
-      {{- end }}
-      {{- end }}
+      {{- include "headrace.clientEnvironment" (dict "root" .root "hasKey" $hasKey) | nindent 6 }}
     resources:
       {{- toYaml .root.Values.jobs.resources | nindent 6 }}
     securityContext:
