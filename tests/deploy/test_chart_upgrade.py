@@ -134,3 +134,28 @@ def test_a_release_with_an_etcd_of_yours_keeps_its_name(render: Render, upgrade:
     before = render({**ELSEWHERE, "cluster": "demo-headrace"})
     broker = one(upgrade(before, ELSEWHERE), "StatefulSet", "-broker")["spec"]["template"]
     assert broker == one(before, "StatefulSet", "-broker")["spec"]["template"]
+
+
+APART = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}]}}
+STOPS_FIRST = {"maxUnavailable": 1, "maxSurge": 0}
+STARTS_FIRST = {"maxUnavailable": 0, "maxSurge": 1}
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "strategy"),
+    [
+        ({}, STARTS_FIRST),
+        ({"podAntiAffinity": "none"}, STARTS_FIRST),
+        ({"podAntiAffinity": "hard"}, STOPS_FIRST),
+        ({"podAntiAffinity": "hard", "replicas": 1}, STOPS_FIRST),
+        ({"podAntiAffinity": "hard", "affinity": {"nodeAffinity": {}}}, STARTS_FIRST),
+        ({"affinity": APART}, STOPS_FIRST),
+        ({"podTemplate": {"spec": {"affinity": APART}}}, STOPS_FIRST),
+    ],
+)
+def test_a_rollout_of_coordinators_ends_where_each_node_has_one(
+    render: Render, coordinator: dict[str, Any], strategy: dict[str, int]
+) -> None:
+    """A pod that must not share a node, and has none left, would wait for ever for one that stops after it."""
+    spec = one(render({"coordinator": coordinator}), "Deployment", "-coordinator")["spec"]
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": strategy}
