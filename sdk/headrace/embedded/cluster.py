@@ -108,6 +108,7 @@ class DirectoryCluster:
             topics=len(topics),
             partitions=sum(topic.partitions for topic in topics),
             revision=self._directory.topics.revision,
+            drained_brokers=cluster_pb2.DrainedBrokers() if request.read_drained_brokers else None,
         )
 
     def create(self, request: cluster_pb2.CreateTopicsRequest) -> cluster_pb2.CreateTopicsResponse:

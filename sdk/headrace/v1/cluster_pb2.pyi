@@ -306,13 +306,15 @@ class AlterConfigsResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[TopicResult, _Mapping]] = ...) -> None: ...
 
 class DescribeClusterRequest(_message.Message):
-    __slots__ = ("client_id",)
+    __slots__ = ("client_id", "read_drained_brokers")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    READ_DRAINED_BROKERS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
-    def __init__(self, client_id: _Optional[str] = ...) -> None: ...
+    read_drained_brokers: bool
+    def __init__(self, client_id: _Optional[str] = ..., read_drained_brokers: bool = ...) -> None: ...
 
 class DescribeClusterResponse(_message.Message):
-    __slots__ = ("cluster_id", "generation", "format_version", "controller_id", "controller_epoch", "brokers", "coordinators", "topics", "partitions", "offline_partitions", "under_replicated_partitions", "etcd_version", "revision", "undecodable_keys")
+    __slots__ = ("cluster_id", "generation", "format_version", "controller_id", "controller_epoch", "brokers", "coordinators", "topics", "partitions", "offline_partitions", "under_replicated_partitions", "etcd_version", "revision", "undecodable_keys", "drained_brokers")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +329,7 @@ class DescribeClusterResponse(_message.Message):
     ETCD_VERSION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     UNDECODABLE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_BROKERS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     generation: int
     format_version: int
@@ -341,7 +344,16 @@ class DescribeClusterResponse(_message.Message):
     etcd_version: str
     revision: int
     undecodable_keys: int
-    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ..., controller_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorMetadata, _Mapping]]] = ..., topics: _Optional[int] = ..., partitions: _Optional[int] = ..., offline_partitions: _Optional[int] = ..., under_replicated_partitions: _Optional[int] = ..., etcd_version: _Optional[str] = ..., revision: _Optional[int] = ..., undecodable_keys: _Optional[int] = ...) -> None: ...
+    drained_brokers: DrainedBrokers
+    def __init__(self, cluster_id: _Optional[str] = ..., generation: _Optional[int] = ..., format_version: _Optional[int] = ..., controller_id: _Optional[str] = ..., controller_epoch: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerMetadata, _Mapping]]] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorMetadata, _Mapping]]] = ..., topics: _Optional[int] = ..., partitions: _Optional[int] = ..., offline_partitions: _Optional[int] = ..., under_replicated_partitions: _Optional[int] = ..., etcd_version: _Optional[str] = ..., revision: _Optional[int] = ..., undecodable_keys: _Optional[int] = ..., drained_brokers: _Optional[_Union[DrainedBrokers, _Mapping]] = ...) -> None: ...
+
+class DrainedBrokers(_message.Message):
+    __slots__ = ("broker_ids", "error")
+    BROKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    broker_ids: _containers.RepeatedScalarFieldContainer[int]
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, broker_ids: _Optional[_Iterable[int]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMetadata(_message.Message):
     __slots__ = ("coordinator_id", "address", "version")

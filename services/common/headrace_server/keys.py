@@ -198,6 +198,10 @@ class Keyspace:
         """Return the key that drains a broker."""
         return self._key(DrainedBrokerKey, broker_id)
 
+    def drained_broker_prefix(self) -> str:
+        """Return the prefix of the keys that drain brokers."""
+        return self._prefix(DrainedBrokerKey)
+
     def superseded(self) -> str:
         """Return the key that ends this generation."""
         return self._key(SupersededKey)

@@ -397,9 +397,11 @@ class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
             found[where] = OffsetAt(offset, -1)
         return found
 
+    def drained_brokers(self) -> list[int]:
+        return sorted(self.held.drained)
+
     def dump(self, prefix: str = "") -> Iterator[MetadataEntry]:
         keys = {f"topics/{name}": f'{{"name": "{name}"}}' for name in self.held.topics}
-        keys |= {f"drained_brokers/{each}": "{}" for each in self.held.drained}
         keys |= {f"brokers/{each.broker_id}": "{}" for each in self.held.brokers}
         for key, value in sorted(keys.items()):
             if key.startswith(prefix):

@@ -7,7 +7,7 @@ import pytest
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.watching import RateWindow, eta_text
 from headrace.client.base.errors import NoBrokersAvailableError
-from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.errors import MetastoreUnavailableError, NotAuthorizedError, UnsupportedVersionError
 from headrace.wire.ids import TopicPartition
 
 
@@ -48,9 +48,20 @@ def test_too_few_replicas_for_the_minimum_cannot_be_awaited(headrace: Any, held:
 
 def test_etcd_away_is_told_though_the_coordinators_answer(headrace: Any, three: Any) -> None:
     """They remember the cluster; only a read of etcd itself shows that it is away."""
-    three.failures["dump"] = MetastoreUnavailableError("etcd does not answer")
+    three.failures["drained_brokers"] = MetastoreUnavailableError("etcd does not answer")
     assert kinds(headrace) == ["etcd_unavailable"]
     assert "reach etcd, so nothing is elected or changed: etcd does not answer" in headrace("cluster", "health").out
+
+
+def test_health_needs_no_right_of_an_administrator(headrace: Any, three: Any) -> None:
+    """Monitors and operators may not dump the metadata; older coordinators are well."""
+    three.drained = {3}
+    three.failures["dump"] = NotAuthorizedError("no grant of admin on the cluster")
+    assert (headrace("cluster", "health").code, kinds(headrace)) == (0, [])
+    assert kinds(headrace, "notices") == ["drained_broker"]
+    assert headrace("broker", "undrain", "3", "--dry-run").out == "would undrain broker 3\n"
+    three.failures["drained_brokers"] = UnsupportedVersionError("an older coordinator")
+    assert (headrace("cluster", "health").code, kinds(headrace)) == (0, [])
 
 
 def test_a_last_resort_is_named_where_there_is_one(headrace: Any, three: Any) -> None:

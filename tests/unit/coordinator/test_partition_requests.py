@@ -358,10 +358,21 @@ async def test_a_broker_is_drained_and_undrained(admin, faults):
     assert admin.parts.view.is_draining(1)
     assert 1 not in admin.parts.store.candidates()
     assert (await admin.drain(1)).unchanged
+    assert await admin.brokers.drained(SECONDS) == cluster_pb2.DrainedBrokers(broker_ids=[1])
     admin.parts.metastore.faults = list(faults)
     assert not (await admin.drain(1, False)).unchanged
     assert (await admin.drain(1, False)).unchanged
     assert not admin.parts.view.is_draining(1)
+
+
+async def test_drained_brokers_are_read_from_etcd_itself(admin, monkeypatch):
+    """Not from the view, which would hide that etcd is away; the error is part of the response."""
+
+    async def fail(prefix):
+        raise MetastoreUnavailableError(f"no answer about {prefix}")
+
+    monkeypatch.setattr(admin.parts.memory, "range", fail)
+    assert (await admin.brokers.drained(SECONDS)).error.code == ErrorCode.METASTORE_UNAVAILABLE
 
 
 async def test_an_administrators_drain_outlives_that_of_a_broker_that_is_being_stopped(admin):

@@ -101,7 +101,7 @@ def undrain(session: Session, *, broker_id: BrokerId, dry_run: DryRun = False) -
       headrace broker undrain 2 && headrace partition elect
     """
     with session.admin() as admin:
-        unchanged = broker_id not in drained_brokers(admin) if dry_run else admin.undrain_broker(broker_id).unchanged
+        unchanged = broker_id not in admin.drained_brokers() if dry_run else admin.undrain_broker(broker_id).unchanged
     document: dict[str, JsonValue] = {"broker_id": broker_id, "unchanged": unchanged, "dry_run": dry_run}
     verb = "would undrain" if dry_run else "undrained"
     session.show_change(document, f"broker {broker_id} was not drained" if unchanged else f"{verb} broker {broker_id}")
@@ -118,11 +118,6 @@ def _leadership(admin: "Admin", broker_id: int) -> LedPartitions:
     ]
     stuck = tuple(f"{name}-{each.partition}" for name, each in led if not able & set(each.in_sync_replicas))
     return LedPartitions(any(each.broker_id == broker_id for each in brokers), len(led), stuck)
-
-
-def drained_brokers(admin: "Admin") -> list[int]:
-    """Return the brokers that an administrator drained, ascending; read from etcd, registered or not."""
-    return sorted(int(entry.key.rpartition("/")[2]) for entry in admin.dump("drained_brokers/"))
 
 
 def _progress(broker_id: int, at_first: int, now: LedPartitions) -> Report:

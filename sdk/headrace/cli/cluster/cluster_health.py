@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.broker.drain import drained_brokers
 from headrace.cli.cluster.health import CatchingUp, catching_up, failure, find_failures, find_notices
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
@@ -101,12 +100,14 @@ def _look(admin: "Admin", *, outlasts_errors: bool) -> Picture:
 def _drained(admin: "Admin") -> tuple[list[int], list[Finding]]:
     """Return the drained brokers as etcd has them, and a failure if etcd does not answer.
 
-    A coordinator's cache would hide that etcd is away.
+    A coordinator's cache would hide that etcd is away. Older coordinators do not return them, and are no problem.
     """
-    from headrace.wire.errors import HeadraceError
+    from headrace.wire.errors import HeadraceError, UnsupportedVersionError
 
     try:
-        return drained_brokers(admin), []
+        return admin.drained_brokers(), []
+    except UnsupportedVersionError:
+        return [], []
     except HeadraceError as error:
         message = f"the coordinators do not reach etcd, so nothing is elected or changed: {error.message}"
         action = "Look at etcd; it needs a majority. Leaders continue without it meanwhile."

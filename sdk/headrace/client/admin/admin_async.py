@@ -471,6 +471,15 @@ class AsyncAdmin:
         """Allow a broker to lead and receive new replicas again. It leads after the next election that prefers it."""
         return await self._run(self._operations.drain_broker(broker_id, drain=False, timeout=timeout))
 
+    async def drained_brokers(self, *, timeout: float | None = None) -> list[int]:
+        """Return the brokers that an administrator drained, registered or not, ascending; read from etcd itself.
+
+        Raises:
+            UnsupportedVersionError: If the coordinator is of an older release, which does not return them.
+            MetastoreUnavailableError: If the coordinator does not reach etcd.
+        """
+        return await self._run(self._operations.drained_brokers(timeout))
+
     async def list_groups(self, *, timeout: float | None = None) -> list[GroupListing]:
         """List the consumer groups, by id."""
         return await self._run(self._groups.list_groups(timeout))

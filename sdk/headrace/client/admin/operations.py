@@ -21,6 +21,7 @@ from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.v1 import broker_pb2, cluster_pb2, topics_pb2
 from headrace.wire.errors import (
     UnknownBrokerError,
+    UnsupportedVersionError,
 )
 from headrace.wire.ids import TopicPartition
 
@@ -274,6 +275,18 @@ class AdminOperations:
         request = cluster_pb2.DrainBrokerRequest(broker_id=broker_id, drain=drain)
         response = yield from self._coordinator("DrainBroker", request, timeout)
         return DrainResult(response.leaders, response.unchanged)
+
+    def drained_brokers(self, timeout: float | None) -> Operation[list[int]]:
+        """Return the drained brokers as etcd has them."""
+        request = cluster_pb2.DescribeClusterRequest(read_drained_brokers=True)
+        response = yield from self._coordinator("DescribeCluster", request, timeout)
+        if not response.HasField("drained_brokers"):
+            raise UnsupportedVersionError(
+                "the coordinator is of an older release and does not return the drained brokers",
+                action="Upgrade the coordinators.",
+            )
+        rpc.raise_for(response.drained_brokers)
+        return list(response.drained_brokers.broker_ids)
 
     def dump(self, prefix: str, timeout: float | None) -> Operation[Any]:
         """Start the dump; return the stream of its entries."""

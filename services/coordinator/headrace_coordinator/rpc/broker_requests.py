@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import structlog
 from headrace.v1 import cluster_pb2
-from headrace.wire.errors import InvalidRequestError
+from headrace.wire.errors import HeadraceError, InvalidRequestError
 from headrace_server.metadata_view import ClusterView
 
 from headrace_coordinator.rpc.answers import Answers
@@ -36,6 +36,15 @@ class BrokerRequests:
         if changed:
             log.info("broker_drained", client_id=request.client_id, broker_id=request.broker_id, drain=request.drain)
         return cluster_pb2.DrainBrokerResponse(leaders=self._leaders(request.broker_id), unchanged=not changed)
+
+    async def drained(self, seconds_left: float) -> cluster_pb2.DrainedBrokers:
+        """Return the drained brokers as etcd has them, or its error."""
+        response = cluster_pb2.DrainedBrokers()
+        try:
+            response.broker_ids.extend(await self._store.drained(self._answers.deadline(0, seconds_left)))
+        except HeadraceError as error:
+            self._answers.put_error(response, error)
+        return response
 
     def _leaders(self, broker_id: int) -> int:
         return sum(

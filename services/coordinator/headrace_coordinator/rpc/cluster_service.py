@@ -119,9 +119,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DescribeCluster(
         self, request: cluster_pb2.DescribeClusterRequest, context: Any
     ) -> cluster_pb2.DescribeClusterResponse:
-        """Return a summary of the cluster from the view."""
+        """Return a summary of the cluster from the view, and on request the drained brokers from etcd."""
         self._check(request.client_id, ())
-        return self._describe_cluster()
+        response = self._describe_cluster()
+        if request.read_drained_brokers:
+            response.drained_brokers.CopyFrom(await self._brokers.drained(context.time_remaining()))
+        return response
 
     @unary
     async def InitProducerId(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from headrace.wire.errors import UnknownBrokerError
 from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.key_table import DrainedBrokerKey
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import Delete, ModRevisionIs, Operation, Put
 
@@ -49,6 +50,16 @@ class BrokerStore:
             return (result.revision, True) if result.succeeded else None
 
         return await self._writes.resolve(attempt, deadline, f"draining broker {broker_id}")
+
+    async def drained(self, deadline: float) -> list[int]:
+        """Return the drained brokers, registered or not, ascending.
+
+        Raises:
+            MetastoreUnavailableError: If etcd does not respond in time.
+        """
+        found = await self._writes.read_prefix(self._keyspace.drained_broker_prefix(), deadline)
+        parsed = (self._keyspace.parse(each.key) for each in found.key_values)
+        return sorted(each.broker_id for each in parsed if isinstance(each, DrainedBrokerKey))
 
     async def _is_known(self, broker_id: int, deadline: float) -> bool:
         keys = (self._keyspace.broker_session(broker_id), self._keyspace.broker(broker_id))
