@@ -62,6 +62,8 @@ class FakeTopics:
     brokers: tuple[BrokerDescription, ...] = (BrokerDescription(1, "127.0.0.1:7181", "r1", "h1", 5, False, "0.1.0"),)
     controller_id: str = "a"
     undecodable_keys: int = 0
+    # Topics that the caller may not describe: in the counts of the cluster, and in no list.
+    hidden_topics: set[str] = field(default_factory=set)
     # Raised by every call of `Admin`.
     failure: BaseException | None = None
     # Raised by the method of this name alone.
@@ -205,7 +207,7 @@ class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
         return self.held.require(name)
 
     def describe_topics(self) -> list[TopicDescription]:
-        return [self.held.topics[name] for name in sorted(self.held.topics)]
+        return [self.held.topics[name] for name in sorted(self.held.topics.keys() - self.held.hidden_topics)]
 
     def list_topics(self) -> list[str]:
         return [topic.name for topic in self.describe_topics()]
@@ -236,9 +238,14 @@ class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
             replace(each, draining=each.draining or each.broker_id in self.held.drained) for each in self.held.brokers
         )
         coordinators = (CoordinatorDescription("a", "127.0.0.1:7170", "0.1.0"),)
-        counts = len(self.held.topics), sum(len(topic.partitions) for topic in self.held.topics.values())
+        partitions = [each for topic in self.held.topics.values() for each in topic.partitions]
+        offline = sum(each.leader_id < 0 for each in partitions)
+        behind = sum(
+            not set(each.replicas) - set(each.adding_replicas) <= set(each.in_sync_replicas) for each in partitions
+        )
+        counts = len(self.held.topics), len(partitions), offline, behind
         return ClusterDescription(
-            "c1", 1, 1, self.held.controller_id, 3, brokers, coordinators, *counts, 0, 0, "3.5.1", 99,
+            "c1", 1, 1, self.held.controller_id, 3, brokers, coordinators, *counts, "3.5.1", 99,
             self.held.undecodable_keys,
         )  # fmt: skip
 

@@ -186,6 +186,24 @@ def test_nobody_knows_what_an_undecodable_value_names(headrace: Any, three: Any)
     assert "still holds 3 replicas" in headrace("broker", "check-removal", "3").err
 
 
+def test_topics_that_are_not_shown_may_have_replicas(headrace: Any, three: Any) -> None:
+    """A removal or a stop is never said to be safe then; the commands end with 1, though all that is shown is moved."""
+    three.add("__audit", 1, (3, 2, 1))
+    three.hidden_topics = {"__audit"}
+    for each in range(3):
+        three.change("clicks", each, replicas=(1, 2), in_sync_replicas=(1, 2))
+    ended = headrace("broker", "check-removal", "3", "--output", "json")
+    assert (ended.code, json.loads(ended.out)) == (ExitCode.FAILED, {"removable": None, "holding": []})
+    assert "1 topic of the cluster is not shown to you and may have replicas there: let an administrator" in ended.err
+    ended = headrace("broker", "drain", "3", "--wait")
+    assert (ended.code, ended.out) == (ExitCode.FAILED, "broker 3 is drained and leads nothing that is shown to you\n")
+    assert "it is unknown whether broker 3 leads any" in ended.err
+    for arguments in (("--dry-run",), ("--watch", "--yes")):
+        ended = headrace("partition", "reassign", "--remove-broker", "3", *arguments)
+        assert ended.code == ExitCode.FAILED
+        assert "1 topic of the cluster is not shown to you, and broker 3 may hold replicas of them" in ended.err
+
+
 @pytest.mark.parametrize(
     ("answers", "ended", "said"),
     [

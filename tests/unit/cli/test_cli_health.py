@@ -64,6 +64,23 @@ def test_health_needs_no_right_of_an_administrator(headrace: Any, three: Any) ->
     assert (headrace("cluster", "health").code, kinds(headrace)) == (0, [])
 
 
+def test_topics_that_are_not_shown_are_counted(headrace: Any, three: Any) -> None:
+    """Their failures have no names; that not all is checked is a notice."""
+    three.add("__audit", 2, (1, 2, 3))
+    three.hidden_topics = {"__audit"}
+    assert (kinds(headrace), kinds(headrace, "notices")) == ([], ["hidden_topics"])
+    three.change("__audit", 0, leader_id=-1, in_sync_replicas=(1,))
+    three.change("__audit", 1, in_sync_replicas=(1, 2))
+    three.change("clicks", 0, leader_id=-1, in_sync_replicas=(1,))
+    ended = headrace("cluster", "health")
+    assert (ended.code, kinds(headrace)) == (
+        ExitCode.UNHEALTHY,
+        ["offline_partitions", "offline_partitions", "under_replicated"],
+    )
+    assert "* 1 partition has no leader, in topics that are not shown to you" in ended.out
+    assert "* 2 partitions have not all replicas in sync, in topics that are not shown to you" in ended.out
+
+
 def test_a_last_resort_is_named_where_there_is_one(headrace: Any, three: Any) -> None:
     """No broker that has all records lives, but a replica does; where none does, there is nothing to take."""
     three.change("clicks", 0, leader_id=-1, in_sync_replicas=(1,), eligible_leaders=(2,))

@@ -10,6 +10,7 @@ import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
 from headrace.cli.common.rendering import JsonValue, Note, Report
 from headrace.cli.common.session import CommandFailed, DryRun, Session, command
 from headrace.cli.common.watching import Interval, Screen, WaitTimeout, rounds
@@ -31,6 +32,8 @@ class LedPartitions:
     leads: int
     # Partitions without another broker that is in sync, registered and not draining.
     stuck: tuple[str, ...]
+    # Topics that the caller is not shown; the broker may lead partitions of them.
+    hidden: int
 
 
 @command()
@@ -47,7 +50,7 @@ def drain(
 
     Its replicas stay and continue to copy. It can be stopped when it leads no partition; `partition reassign
     --remove-broker` moves its replicas as well. Exit code 6 if it still leads some after --wait-timeout; it stays
-    drained.
+    drained. Exit code 1 with --wait if not all topics are shown to you.
 
     \b
     Examples:
@@ -71,6 +74,8 @@ def drain(
                     break
     verb = "would drain" if dry_run else "already drained:" if unchanged else "drained"
     sentence = f"{verb} broker {broker_id}; it leads {counted(now.leads, 'partition')}"
+    if now.hidden:
+        session.note(f"warning: {hidden_text(now.hidden)}, and broker {broker_id} may lead partitions of them")
     if now.stuck:
         session.note(f"warning: {_stuck_text(now.stuck)}")
     if not wait or dry_run:
@@ -80,6 +85,7 @@ def drain(
             "unchanged": unchanged,
             "leads": now.leads,
             "stuck": list(now.stuck),
+            "hidden_topics": now.hidden,
             "dry_run": dry_run,
         }
         session.show_change(document, sentence)
@@ -87,6 +93,8 @@ def drain(
         raise CommandFailed(
             ExitCode.TIMED_OUT, f"broker {broker_id} still leads {counted(now.leads, 'partition')}; it stays drained"
         )
+    elif now.hidden:
+        raise CommandFailed(ExitCode.FAILED, f"it is unknown whether broker {broker_id} leads any: {HIDDEN_ACTION}")
 
 
 @command()
@@ -108,16 +116,13 @@ def undrain(session: Session, *, broker_id: BrokerId, dry_run: DryRun = False) -
 
 
 def _leadership(admin: "Admin", broker_id: int) -> LedPartitions:
-    brokers = admin.describe_cluster().brokers
+    cluster, topics = admin.describe_cluster(), admin.describe_topics()
+    brokers = cluster.brokers
     able = {each.broker_id for each in brokers if not each.draining} - {broker_id}
-    led = [
-        (topic.name, each)
-        for topic in admin.describe_topics()
-        for each in topic.partitions
-        if each.leader_id == broker_id
-    ]
+    led = [(topic.name, each) for topic in topics for each in topic.partitions if each.leader_id == broker_id]
     stuck = tuple(f"{name}-{each.partition}" for name, each in led if not able & set(each.in_sync_replicas))
-    return LedPartitions(any(each.broker_id == broker_id for each in brokers), len(led), stuck)
+    registered = any(each.broker_id == broker_id for each in brokers)
+    return LedPartitions(registered, len(led), stuck, count_hidden(cluster, topics))
 
 
 def _progress(broker_id: int, at_first: int, now: LedPartitions) -> Report:
@@ -127,8 +132,10 @@ def _progress(broker_id: int, at_first: int, now: LedPartitions) -> Report:
         "leads": now.leads,
         "leads_at_first": at_first,
         "stuck": list(now.stuck),
+        "hidden_topics": now.hidden,
     }
-    rest = f"leads {counted(now.leads, 'partition')} of {at_first}" if now.leads else "leads nothing"
+    nothing = "leads nothing that is shown to you" if now.hidden else "leads nothing"
+    rest = f"leads {counted(now.leads, 'partition')} of {at_first}" if now.leads else nothing
     return Report(document, (Note(f"broker {broker_id} is drained and {rest}"),))
 
 

@@ -3,14 +3,18 @@
 import socket
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.common.arguments import broker_list, counted
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
 from headrace.cli.common.rendering import Column, JsonValue, Note, Report, TableSection
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
+
+if TYPE_CHECKING:
+    from headrace.client.admin.rpc import ClusterDescription, TopicDescription
 
 UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 """Errors of a resolver for a name that does not exist; a failing resolver has other errors."""
@@ -47,18 +51,29 @@ def check_removal(
         return
     with session.admin() as admin:
         topics = admin.describe_topics()
-        undecodable = admin.describe_cluster().undecodable_keys
+        cluster = admin.describe_cluster()
     held: dict[int, list[str]] = defaultdict(list)
     for topic in topics:
         for each in topic.partitions:
             for broker_id in each.replicas:
                 if broker_id in (broker_ids or ()) or (from_ is not None and broker_id >= from_):
                     held[broker_id].append(f"{topic.name}-{each.partition}")
-    _show_holding(session, held, undecodable)
+    _show_holding(session, held, _unseen(cluster, topics))
 
 
-def _show_holding(session: Session, held: Mapping[int, Sequence[str]], undecodable: int) -> None:
-    """Show the replicas that brokers hold, `held`, where `undecodable` values of the metadata may name more.
+def _unseen(cluster: "ClusterDescription", topics: "Sequence[TopicDescription]") -> str:
+    """Return why brokers may hold replicas that are not in `topics`, with the next step; empty if they do not."""
+    if cluster.undecodable_keys:
+        return (
+            f"the coordinator cannot decode {counted(cluster.undecodable_keys, 'value')} of the metadata, which may "
+            "name replicas: see metadata_value_undecodable in its log, and start the release that wrote them"
+        )
+    hidden = count_hidden(cluster, topics)
+    return f"{hidden_text(hidden)} and may have replicas there: {HIDDEN_ACTION}" if hidden else ""
+
+
+def _show_holding(session: Session, held: Mapping[int, Sequence[str]], unseen: str) -> None:
+    """Show the replicas that brokers hold, `held`; `unseen` states why they may hold more.
 
     Raises:
         CommandFailed: they hold replicas, or may.
@@ -67,7 +82,7 @@ def _show_holding(session: Session, held: Mapping[int, Sequence[str]], undecodab
         {"broker_id": broker_id, "replicas": len(names), "partitions": list[JsonValue](names)}
         for broker_id, names in sorted(held.items())
     ]
-    is_removable = None if undecodable and not held else not held
+    is_removable = None if unseen and not held else not held
     document: JsonValue = {"removable": is_removable, "holding": list[JsonValue](rows)}
     part: Note | TableSection = Note("they hold no replica and can be removed")
     if held:
@@ -76,11 +91,7 @@ def _show_holding(session: Session, held: Mapping[int, Sequence[str]], undecodab
         part = Note("it is unknown whether they hold replicas")
     session.show(Report(document, (part,)))
     if is_removable is None:
-        raise CommandFailed(
-            ExitCode.FAILED,
-            f"the coordinator cannot decode {counted(undecodable, 'value')} of the metadata, which may name replicas: "
-            "see metadata_value_undecodable in its log, and start the release that wrote them",
-        )
+        raise CommandFailed(ExitCode.FAILED, unseen)
     if held:
         flags = " ".join(f"--remove-broker {broker_id}" for broker_id in sorted(held))
         replicas = counted(sum(len(names) for names in held.values()), "replica")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.common.arguments import broker_list, counted
 from headrace.cli.common.findings import Finding, Status
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
 from headrace.cli.partition.problems import PartitionProblem, missing_replicas, problems_of
 from headrace.cli.partition.replica_logs import leader_logs
 
@@ -78,6 +79,23 @@ def find_failures(
             f"{_have(len(behind))} not all replicas in sync: {_names(behind)}",
             _recovery(behind, live),
         )
+    if count_hidden(cluster, topics):
+        yield from _hidden_failures(cluster, len(found[PartitionProblem.OFFLINE]), _under_replicated(topics))
+
+
+def _hidden_failures(cluster: "ClusterDescription", offline: int, under_replicated: int) -> Iterator[Finding]:
+    """Yield failures of the topics that are not shown to the caller, which the counts of the cluster include."""
+    action = f"To see their names: {HIDDEN_ACTION}."
+    if (more := cluster.offline_partitions - offline) > 0:
+        yield failure("offline_partitions", f"{_have(more)} no leader, in topics that are not shown to you", action)
+    if (more := cluster.under_replicated_partitions - under_replicated) > 0:
+        found = f"{_have(more)} not all replicas in sync, in topics that are not shown to you"
+        yield failure("under_replicated", found, action)
+
+
+def _under_replicated(topics: "Sequence[TopicDescription]") -> int:
+    """Return the number that the cluster counts, which has partitions without a leader as well."""
+    return sum(bool(missing_replicas(each)) for topic in topics for each in topic.partitions)
 
 
 def find_notices(
@@ -106,6 +124,12 @@ def find_notices(
             "stopping_broker",
             f"broker {broker_id} is stopping and hands its leadership over",
             "Wait for it, or see its log.",
+        )
+    if hidden := count_hidden(cluster, topics):
+        yield _notice(
+            "hidden_topics",
+            f"{hidden_text(hidden)}: of their partitions only offline and under-replicated ones are counted",
+            f"For all checks: {HIDDEN_ACTION}.",
         )
     if moving := found[PartitionProblem.MOVING]:
         yield _notice(

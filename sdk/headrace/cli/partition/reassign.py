@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.common.arguments import counted, parse_rate, parse_topic_or_partition
+from headrace.cli.common.arguments import broker_list, counted, parse_rate, parse_topic_or_partition
+from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
 from headrace.cli.common.names import TopicFilter
 from headrace.cli.common.rendering import JsonValue
-from headrace.cli.common.session import DryRun, Session, UsageProblem, Yes, command
+from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command
 from headrace.cli.common.watching import Interval, WaitTimeout
 from headrace.cli.partition.reassign_run import MoveRun, Throttle, Watch, follow, tell_refusals
 from headrace.cli.partition.reassign_sources import SOURCES, ClusterLayout, choose_planner, cluster_layout
@@ -91,7 +93,12 @@ def reassign(
             _cancel(session, admin, named, chosen, dry_run=dry_run)
         elif planner is not None:
             run = MoveRun(session, admin, rate, yes=yes, dry_run=dry_run)
-            run.start(planner(_layout(admin, chosen)), watch=watch, interval=interval, wait_timeout=wait_timeout)
+            layout, hidden = _layout(admin, chosen)
+            run.start(planner(layout), watch=watch, interval=interval, wait_timeout=wait_timeout)
+            if hidden and remove_brokers:
+                brokers = broker_list(remove_brokers)
+                message = f"{hidden_text(hidden)}, and {brokers} may hold replicas of them: {HIDDEN_ACTION}"
+                raise CommandFailed(ExitCode.FAILED, message)
         else:
             if rate:
                 _change_speed(session, admin, chosen, rate, dry_run=dry_run)
@@ -100,11 +107,12 @@ def reassign(
                 follow(session, admin, under_way, interval, wait_timeout if watch else 0.0)
 
 
-def _layout(admin: "Admin", topics: Sequence[str]) -> ClusterLayout:
+def _layout(admin: "Admin", topics: Sequence[str]) -> tuple[ClusterLayout, int]:
+    """Return the layout of some topics or all, and, for all, how many are not shown to the caller."""
     cluster = admin.describe_cluster()
     found = [admin.describe_topic(topic) for topic in dict.fromkeys(topics)] if topics else admin.describe_topics()
     logs, _ = gather_logs(admin, (broker.broker_id for broker in cluster.brokers))
-    return cluster_layout(cluster.brokers, found, logs)
+    return cluster_layout(cluster.brokers, found, logs), 0 if topics else count_hidden(cluster, found)
 
 
 def _cancel(session: Session, admin: "Admin", named: Sequence[str], topics: Sequence[str], *, dry_run: bool) -> None:
