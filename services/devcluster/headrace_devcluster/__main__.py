@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from headrace.cli.common.stop_signals import stop_signals
 from headrace.wire.errors import HeadraceError
 
 from headrace_devcluster.background import restart_in_background, start_in_background, stop_in_background
+from headrace_devcluster.directory import check_removable, remove_data
 from headrace_devcluster.process_state import process_state
 from headrace_devcluster.single_part import MODULE as SINGLE_MODULE
 from headrace_devcluster.single_part import NAME as SINGLE_NAME
@@ -85,7 +85,8 @@ def up(
         print(f"a cluster is already running (process {pid}){restarted_note}; `status` shows it, `down` stops it")
         return
     if fresh:
-        shutil.rmtree(data_dir, ignore_errors=True)
+        check_removable(data_dir)
+        remove_data(data_dir)
     if single:
         command = single_command(data_dir, any_port=any_port, tls=tls, identity=identity)
     else:
@@ -115,9 +116,11 @@ def down(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
     """Stop the cluster in the background."""
+    if wipe:
+        check_removable(data_dir)
     stopped = stop_in_background(data_dir)
     if wipe:
-        shutil.rmtree(data_dir, ignore_errors=True)
+        remove_data(data_dir)
     if not quiet:
         print("stopped" if stopped else "no cluster is running")
 

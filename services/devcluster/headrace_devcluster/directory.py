@@ -5,17 +5,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 
-from headrace_devcluster.errors import ClusterRunningError
+from headrace_devcluster.errors import ClusterRunningError, ForeignDirectoryError
 
 TEMPORARY_PREFIX = "headrace-cluster-"
 OWNER_LOCK = "owner.lock"
+LOCK_SECONDS = 0.2
+CLUSTER_ENTRIES = (
+    "etcd",
+    "etcd[-.]*",
+    "broker-*",
+    "coordinator-*",
+    "metastore.sqlite*",
+    "tls",
+    "admin.key",
+    "run.log",
+    "cluster.json",
+    ".cluster.json",
+)
+"""Patterns of the files and directories that clusters make in their directory, apart from the lock."""
 
 
 class ClusterDirectory:
@@ -41,7 +57,7 @@ class ClusterDirectory:
         lock_file = self.path / (f"{OWNER_LOCK}.new" if self.temporary else OWNER_LOCK)
         lock = lock_file.open("a+")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_exclusively(lock)
         except BlockingIOError:
             lock.close()
             raise ClusterRunningError(
@@ -61,6 +77,54 @@ class ClusterDirectory:
                 shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
             self._lock = None
+
+
+def _lock_exclusively(lock: IO[str]) -> None:
+    """Lock a file; wait for readers of the owner's id (`owner_pid`), which hold a shared lock for a moment.
+
+    Raises:
+        BlockingIOError: If it is still locked after `LOCK_SECONDS`.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
+
+
+def check_removable(path: Path) -> None:
+    """Check that a directory has been a cluster's, is empty or does not exist.
+
+    Raises:
+        ForeignDirectoryError: If it is none of these.
+    """
+    if path.exists() and not (path / OWNER_LOCK).exists() and any(path.iterdir()):
+        raise ForeignDirectoryError(
+            f"{path} has files and has not been the directory of a cluster, so nothing was deleted",
+            action="Name the directory of a cluster by --data-dir, or an empty one.",
+        )
+
+
+def remove_data(path: Path) -> None:
+    """Delete what clusters have made in a directory, and the directory if nothing else is in it.
+
+    Raises:
+        OSError: If an entry cannot be deleted.
+    """
+    for pattern in CLUSTER_ENTRIES:
+        for entry in path.glob(pattern):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    (path / OWNER_LOCK).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # It does not exist, or has other files.
+        path.rmdir()
 
 
 def remove_abandoned_directories() -> None:

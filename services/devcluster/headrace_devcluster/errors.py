@@ -19,6 +19,10 @@ class ClusterRunningError(HeadraceError):
     """Another cluster runs on this data directory."""
 
 
+class ForeignDirectoryError(HeadraceError):
+    """The directory has files and has not been a cluster's."""
+
+
 class ClusterNotStoppingError(HeadraceError):
     """The owner of a cluster did not exit after the stop request."""
 

@@ -7,12 +7,20 @@ from typing import IO
 
 import pytest
 from headrace_devcluster import directory as directory_module
+from headrace_devcluster.__main__ import app
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import obey
-from headrace_devcluster.directory import OWNER_LOCK, ClusterDirectory, remove_abandoned_directories
-from headrace_devcluster.errors import ClusterRunningError, OtherKindError
+from headrace_devcluster.directory import (
+    OWNER_LOCK,
+    ClusterDirectory,
+    check_removable,
+    remove_abandoned_directories,
+    remove_data,
+)
+from headrace_devcluster.errors import ClusterRunningError, ForeignDirectoryError, OtherKindError
 from headrace_devcluster.single_part import METASTORE_FILE, check_kind
 from headrace_devcluster.state import ClusterState, owner_pid, read_state, write_state
+from typer.testing import CliRunner
 
 
 def test_a_second_cluster_on_the_directory_is_refused(tmp_path: Path) -> None:
@@ -110,3 +118,47 @@ def test_a_directory_belongs_to_one_kind_of_cluster(tmp_path: Path) -> None:
     with pytest.raises(OtherKindError, match="Start it with --single"):
         check_kind(tmp_path, is_single=False)
     check_kind(tmp_path, is_single=True)
+
+
+@pytest.mark.parametrize("arguments", [("down", "--wipe"), ("up", "--fresh")])
+def test_files_of_others_are_not_deleted(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A directory that has not been a cluster's is refused; in one that has, only the files of clusters are deleted."""
+    (tmp_path / "thesis.txt").write_text("years")
+    assert CliRunner().invoke(app, [*arguments, "--data-dir", str(tmp_path)]).exit_code != 0
+    assert (tmp_path / "thesis.txt").read_text() == "years"
+
+
+def test_only_the_files_of_clusters_are_deleted(tmp_path: Path) -> None:
+    """With them goes the directory, unless something else is in it."""
+    directory = tmp_path / "cluster"
+    for name in ("etcd", "etcd-b", "broker-1", "tls"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "file").touch()
+    for name in (OWNER_LOCK, "etcd.log", "coordinator-a.ready.json", "admin.key", "notes", "etcdetera"):
+        (directory / name).touch()
+    check_removable(directory)
+    remove_data(directory)
+    assert sorted(each.name for each in directory.iterdir()) == ["etcdetera", "notes"]
+    with pytest.raises(ForeignDirectoryError):
+        check_removable(directory)
+    for name in ("notes", "etcdetera"):
+        (directory / name).unlink()
+    remove_data(directory)
+    assert not directory.exists()
+    remove_data(directory)
+
+
+def test_a_look_at_the_lock_does_not_refuse_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`status`, and `up` that waits, hold a shared lock for a moment."""
+    lock, refusals = fcntl.flock, [BlockingIOError(), BlockingIOError()]
+
+    def refuse_twice(file: IO[str], operation: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        lock(file, operation)
+
+    monkeypatch.setattr(directory_module.fcntl, "flock", refuse_twice)
+    taken = ClusterDirectory(tmp_path)
+    taken.take()
+    taken.release()
+    assert not refusals
