@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 
 import pytest
 from headrace.cli.sql import output
@@ -19,3 +21,33 @@ def test_each_row_is_printed_once(rows, form):
     batch = pa.record_batch({"n": list(range(rows))}, schema=pa.schema([("n", pa.int64())]))
     assert write_result(pa.RecordBatchReader.from_batches(batch.schema, [batch]), form, found) == rows
     assert [int(line) for line in found.getvalue().split()[1:]] == list(range(rows))
+
+
+def written(form, values, stream=None):
+    """Return the text of a column `s`."""
+    stream = stream or io.BytesIO()
+    batch = pa.record_batch({"s": values})
+    write_result(pa.RecordBatchReader.from_batches(batch.schema, [batch]), form, stream)
+    return stream.getvalue().decode()
+
+
+def test_csv_has_the_values_themselves():
+    """A program reads back what the records have; only a terminal gets escapes."""
+    values = ["a\nb", "c\rd", "x\ty", "1\u00a0000", "a\\nb", "\x9b", '"']
+    text = written(SqlOutput.CSV, values)
+    assert [row[0] for row in csv.reader(io.StringIO(text, newline=""))] == ["s", *values]
+
+    class Terminal(io.BytesIO):
+        def isatty(self):
+            return True
+
+    shown = written(SqlOutput.CSV, ["\x9b2J", "é"], Terminal())
+    assert shown == "s\n\\x9b2J\né\n"
+
+
+def test_json_is_printable():
+    """Control and bidirectional characters of records are escapes of JSON, as in all other commands."""
+    text = written(SqlOutput.JSON, ["\x9b2J\u202e", "é"])
+    assert text.replace("\n", "").isprintable()
+    assert [json.loads(line)["s"] for line in text.splitlines()] == ["\x9b2J\u202e", "é"]
+    assert "é" in text

@@ -13,10 +13,14 @@ MAX_WIDTH = 60
 def cell_text(value: Any) -> str:
     """Return a value as it is in a table, on one line."""
     found = json_value(value)
-    if found is None:
-        return "-"
+    return "-" if found is None else visible(value_text(value))
+
+
+def value_text(value: Any) -> str:
+    """Return a value as text without any escape; not safe on a terminal."""
+    found = json_value(value)
     if isinstance(found, str):
-        return visible(found)
+        return found
     if isinstance(found, bool | dict | list):
         return json.dumps(found, ensure_ascii=False, default=str)
     return str(found)

@@ -9,7 +9,8 @@ from decimal import Decimal
 from itertools import chain, islice
 from typing import IO, Any, assert_never
 
-from headrace.cli.common.value_text import MAX_WIDTH, cell_text
+from headrace.cli.common.value_text import MAX_WIDTH, cell_text, value_text
+from headrace.display.visible_text import visible
 from headrace.wire.typed.json_values import json_value
 
 TABLE_ROWS = 1_000
@@ -47,7 +48,7 @@ def write_result(batches: Any, output: SqlOutput, stream: IO[bytes]) -> int:
                 return _each(batches, writer.write_batch)
         case SqlOutput.TABLE | SqlOutput.JSON | SqlOutput.CSV:
             names, count = batches.schema.names, 0
-            for text in _texts(names, _rows(batches), output):
+            for text in _texts(names, _rows(batches), output, is_terminal=stream.isatty()):
                 stream.write(text.encode(errors="backslashreplace"))
                 count += 1
             stream.flush()
@@ -69,25 +70,30 @@ def _rows(batches: Any) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput) -> Iterator[str]:
+def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput, *, is_terminal: bool) -> Iterator[str]:
     """Yield the lines: one for each row, after one for the names unless it is JSON."""
     if output is SqlOutput.JSON:
         for row in rows:
-            yield (
-                json.dumps(dict(zip(names, map(json_value, row), strict=True)), ensure_ascii=False, default=str) + "\n"
-            )
+            yield _json_line(dict(zip(names, map(json_value, row), strict=True)))
         return
     if output is SqlOutput.CSV:
         buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
+        writer = csv.writer(buffer)  # It quotes the characters of its line end, CR and LF; a line ends with LF alone.
         lines: Iterator[Iterable[Any]] = chain([names], rows)
         for fields in lines:
-            writer.writerow(["" if value is None else cell_text(value) for value in fields])
-            yield buffer.getvalue()
+            writer.writerow(["" if value is None else value_text(value) for value in fields])
+            line = buffer.getvalue().removesuffix("\r\n") + "\n"
+            yield visible(line, keep="\n\t") if is_terminal else line
             buffer.seek(0)
             buffer.truncate()
         return
     yield from _table(names, iter(rows))
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    """Return one line, with printable Unicode unchanged; with any other character it is ASCII."""
+    text = json.dumps(row, ensure_ascii=False, default=str)
+    return (text if text.isprintable() else json.dumps(row, default=str)) + "\n"
 
 
 def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
