@@ -102,6 +102,16 @@ def test_dry_runs_change_nothing(headrace: Any, held: Any) -> None:
     assert not any(held.records.values())
 
 
+def test_a_failed_deletion_does_not_hide_the_others(headrace: Any, held: Any) -> None:
+    """What was deleted is shown before the error."""
+    held.add("clicks")
+    held.add("views")
+    ended = headrace("topic", "delete", "clicks", "viws", "views", "--yes", "--output", "json")
+    assert (ended.code, held.topics) == (ExitCode.NOT_FOUND, {})
+    assert json.loads(ended.out) == {"deleted": ["clicks", "views"], "missing": ["viws"], "dry_run": False}
+    assert "there is no topic 'viws'" in ended.err
+
+
 @pytest.mark.parametrize("answer", [b"", b"n\n", b"no\n"])
 def test_delete_asks_on_a_terminal(headrace: Any, held: Any, answer: bytes) -> None:
     """Without a yes nothing is deleted."""
@@ -317,6 +327,21 @@ def test_the_shell_is_offered_topics_where_a_topic_is_due(
     with pytest.raises(SystemExit):
         headrace()
     assert capsysbinary.readouterr().out.split() == [b"clicks"]
+
+
+def test_completion_asks_the_directory_that_is_given(
+    headrace: Any, held: Any, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """And not the cluster of the environment, which would get the stored credential."""
+    held.add("clicks")
+    monkeypatch.setenv("HEADRACE_BOOTSTRAP_SERVERS", "other:7170")
+    monkeypatch.setenv("_HEADRACE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "headrace topic delete --dir events ")
+    monkeypatch.setenv("COMP_CWORD", "5")
+    with pytest.raises(SystemExit):
+        headrace()
+    assert capsysbinary.readouterr().out.split() == [b"clicks"]
+    assert held.settings[-1]["bootstrap_servers"] == "dir:events"
 
 
 def test_help_pages(headrace: Any) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli.common.rendering import OutputFormat
 from headrace.cli.common.security_options import given_security
-from headrace.cli.common.session import SdkClients, Session
+from headrace.cli.common.session import SdkClients, Session, servers_of
 from headrace.wire.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def _names(ctx: typer.Context, incomplete: str, ask: Callable[["Admin"], Iterabl
     """Return names from the cluster of the command line or the environment; empty if it does not respond."""
     session = Session(
         clients=ctx.obj if ctx.obj is not None else SdkClients(),
-        bootstrap_servers=ctx.params.get("bootstrap_servers")
-        or os.environ.get("HEADRACE_BOOTSTRAP_SERVERS")
-        or "localhost:7170",
+        bootstrap_servers=servers_of(ctx.params) or os.environ.get("HEADRACE_BOOTSTRAP_SERVERS") or "localhost:7170",
         timeout=COMPLETION_TIMEOUT_MS / 1000,
         output=OutputFormat.TABLE,
         quiet=True,

@@ -255,7 +255,7 @@ def command(
                 raise typer.BadParameter(f"there is no directory {taken['directory']}", param_hint="--dir")
             session = Session(
                 clients=ctx.obj if ctx.obj is not None else SdkClients(),
-                bootstrap_servers=_servers(taken),
+                bootstrap_servers=servers_of(taken),
                 timeout=taken.get("timeout", 0.0),
                 output=taken.get("output", OutputFormat.TABLE),
                 quiet=taken["quiet"],
@@ -283,10 +283,10 @@ def _refuse_options(ctx: typer.Context) -> None:
             raise typer.BadParameter(f"give {parameter.opts[0]} after `{ctx.invoked_subcommand}`", ctx=ctx)
 
 
-def _servers(taken: Mapping[str, Any]) -> str:
+def servers_of(taken: Mapping[str, Any]) -> str:
     """Return the bootstrap servers, or the directory in their place."""
-    directory: str = taken.get("directory", "")
-    return f"dir:{directory}" if directory else taken.get("bootstrap_servers", "")
+    directory: str = taken.get("directory") or ""
+    return f"dir:{directory}" if directory else taken.get("bootstrap_servers") or ""
 
 
 def _shared_parameters(*, connects: bool) -> list[inspect.Parameter]:

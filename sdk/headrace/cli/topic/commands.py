@@ -214,9 +214,10 @@ def delete(
     """
     topic_ids = [_topic_id(topic) for topic in topics] if unclaimed else []
     confirm(f"Delete {', '.join(topics)} and all their records?", yes=yes or dry_run, otherwise="nothing was deleted")
-    from headrace.wire.errors import UnknownTopicError
+    from headrace.wire.errors import HeadraceError, UnknownTopicError
 
     deleted, missing = [], []
+    failed: HeadraceError | None = None
     with session.admin() as admin:
         for topic_id in dict.fromkeys(topic_ids):
             admin.delete_unclaimed_logs(topic_id, validate_only=dry_run)
@@ -225,14 +226,20 @@ def delete(
             try:
                 admin.delete_topic(topic, validate_only=dry_run)
                 deleted.append(topic)
-            except UnknownTopicError:
-                if not if_exists:
-                    raise
+            except UnknownTopicError as error:
                 missing.append(topic)
+                failed = failed if if_exists else failed or error
+            except HeadraceError as error:
+                failed = error
+                break
+    if failed is not None and not deleted:
+        raise failed
     document: dict[str, JsonValue] = {"deleted": deleted, "missing": missing, "dry_run": dry_run}
     what = "the unclaimed logs of " if unclaimed else ""
     sentence = f"{'would delete' if dry_run else 'deleted'} {what}{', '.join(deleted) or 'nothing'}"
     session.show_change(document, sentence + (f" (not there: {', '.join(missing)})" if missing else ""))
+    if failed is not None:
+        raise failed
 
 
 def _topic_id(text: str) -> bytes:
