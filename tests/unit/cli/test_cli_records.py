@@ -9,8 +9,9 @@ import pytest
 import yaml
 from headrace.cli.common import bytes_text
 from headrace.cli.records.record_format import FormatSyntaxError, compile_format
-from headrace.cli.records.record_json import parse_json_line, to_document
+from headrace.cli.records.record_json import parse_json_line, parse_row, to_document
 from headrace.cli.records.record_writers import RecordOutput, record_writer, timestamp_text
+from headrace.wire.typed.topic_columns import parse_columns
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ class FormatRecord(NamedTuple):
         ("100%%", b"100%"),
         (r"a\tb\x00\\", b"a\tb\0\\"),
         ("ä%s", "ävalue".encode()),
+        ("%s\udcff", b"value\xff"),
         ("", b""),
     ],
 )
@@ -138,3 +140,9 @@ def test_a_timestamp_beyond_the_calendar_is_a_number() -> None:
     """int64 reaches further than ISO 8601."""
     assert timestamp_text(1_795_262_400_250) == "2026-11-21T12:00:00.250Z"
     assert timestamp_text(2**63 - 1) == str(2**63 - 1)
+
+
+def test_a_row_that_is_nested_too_deeply_is_a_wrong_line() -> None:
+    """As a record is, so that the error has its file and line."""
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_row(b'{"a": ' + b"[" * 100_000, parse_columns("1 a int64"))

@@ -108,7 +108,7 @@ def compile_format(text: str) -> Callable[[FormattableRecord], bytes]:
         elif character == "\\":
             index, part = _escape(text, index)
         else:
-            index, part = index + 1, character.encode()
+            index, part = index + 1, character.encode(errors="surrogateescape")
         if isinstance(part, bytes) and parts and isinstance(parts[-1], bytes):
             parts[-1] += part
         else:

@@ -76,7 +76,10 @@ def parse_row(line: bytes, columns: "TopicColumns") -> dict[str, Any]:
     from headrace.wire.typed.arrow_columns import check_row
     from headrace.wire.typed.json_values import row_of_json
 
-    document = json.loads(line)
+    try:
+        document = json.loads(line)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError('a row is an object such as {"page": "/"}')
     try:
