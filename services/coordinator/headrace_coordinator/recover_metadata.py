@@ -2,9 +2,9 @@
 
 It is a command of the coordinator, whose settings contain the endpoints and certificates of etcd; brokers contribute
 the output of `headrace-broker export-log-state`. The new generation is written below a prefix that no process reads
-yet, and one transaction makes it current. The next run discards the keys of an interrupted run; a run after a
-successful one begins another generation. The old generation's keys are kept for inspection, and its key `superseded`
-stops every process that still uses it.
+yet, and one transaction makes it current. The next run discards the keys of an interrupted run, which can write no more
+then; a run after a successful one begins another generation. The old generation's keys are kept for inspection, and its
+key `superseded` stops every process that still uses it.
 """
 
 from __future__ import annotations
@@ -135,12 +135,14 @@ async def recover_in(
         )
     identity = await read_or_create(metastore, cluster, str(uuid.uuid4()))
     log_states = [_check_log_state(identity, cluster_id, log_state) for cluster_id, log_state in read]
+    if apply:  # A coordinator that still runs acknowledges changes, which belong to what is read.
+        await _wait_until_alone(metastore, identity.keyspace)
     backup = await _read_backup(metastore, identity, log_states, now_ms)
     _check_complete(backup, log_states, lost)
-    plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, 1, now_ms)
     if apply:
-        await _wait_until_alone(metastore, identity.keyspace)
         plan = await _write(metastore, identity, backup, log_states, now_ms)
+    else:
+        plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, 1, now_ms)
     return _report(identity, backup, plan, applied=apply)
 
 
@@ -243,7 +245,8 @@ async def _read_backup(
         renamed = new.groups_prefix + key_value.key[len(old.groups_prefix) :]
         match old.parse(key_value.key):
             case GroupKey():
-                groups.append((renamed, encode_group(empty_group(decode_group(key_value.value), now_ms))))
+                group = empty_group(decode_group(key_value.value), new.generation, now_ms)
+                groups.append((renamed, encode_group(group)))
             case GroupOffsetKey(_, topic_id, number) if (topic_id, number) in partitions:
                 groups.append((renamed, key_value.value))
     again = tuple(sorted(name for topic_id, name in names.items() if topic_id not in held))
@@ -297,14 +300,10 @@ async def _write(
     metastore: Metastore, identity: ClusterIdentity, backup: _Backup, log_states: Sequence[BrokerLogState], now_ms: int
 ) -> GenerationPlan:
     old, new = identity.keyspace, Keyspace(identity.cluster, identity.generation + 1)
-    meta = (await metastore.get(meta_key(identity.cluster))).key_value
-    assert meta is not None, "it was read a moment ago"
-    await metastore.txn(
-        [], [DeletePrefix(prefix) for prefix in (new.prefix, new.groups_prefix, new.directories_prefix)]
-    )
+    run = await _begin(metastore, identity, new)
     sessions = [Put(new.broker_session(one.broker_id), _session(one)) for one in log_states]
     # The brokers' next registrations continue these sessions, whose epoch is this revision.
-    broker_epoch = (await metastore.txn([], sessions)).revision
+    broker_epoch = await _put(metastore, run, sessions)
     plan = plan_partitions(backup.names, backup.states, backup.deleted, log_states, broker_epoch, now_ms)
     topics = [
         (key, topic.SerializeToString())
@@ -315,8 +314,11 @@ async def _write(
     versions = [(new.directory(one.broker_id), _directory_version(one)) for one in log_states]
     # Without it a broker would accept any clock reading at start-up.
     clock = new.clock(OPERATOR), believed_clock(now_ms)
-    for chunk in _chunks([*partitions, *backup.copied, *topics, *backup.groups, *versions, clock]):
-        await metastore.txn([], chunk)
+    copied = [(key, _grown(new, key, value, plan)) for key, value in backup.copied]
+    for chunk in _chunks([*partitions, *copied, *topics, *backup.groups, *versions, clock]):
+        await _put(metastore, run, chunk)
+    if left := await _registered(metastore, old):
+        raise _started(left)
     after = metadata_pb2.ClusterMeta(
         cluster_id=identity.cluster_id, generation=new.generation, format_version=FORMAT_VERSION
     )
@@ -324,7 +326,7 @@ async def _write(
     after.secret = secrets.token_bytes(SECRET_BYTES)  # The old secret is in the backup, which others may have read.
     result = await metastore.txn(
         [
-            ModRevisionIs(meta_key(identity.cluster), meta.mod_revision),
+            run,
             *(VersionIs(old.broker(broker_id), 0) for broker_id in sorted(backup.brokers)),
         ],
         [
@@ -335,10 +337,63 @@ async def _write(
         ],
     )
     if not result.succeeded:
-        raise RecoveryRefusedError(
-            "a broker or coordinator started during the recovery", action="Stop all brokers and coordinators first."
-        )
+        raise _started(await _registered(metastore, old)) if await _is_current(metastore, run) else _another_run()
     return plan
+
+
+async def _begin(metastore: Metastore, identity: ClusterIdentity, new: Keyspace) -> ModRevisionIs:
+    """Discard the keys of an interrupted run; return the condition under which this run may write.
+
+    Each run writes `meta` again, so that an earlier one that still runs can neither write nor begin its generation.
+    """
+    key = meta_key(identity.cluster)
+    meta = (await metastore.get(key)).key_value
+    if meta is None or metadata_pb2.ClusterMeta.FromString(meta.value).generation != identity.generation:
+        raise _another_run()
+    discarded = [DeletePrefix(prefix) for prefix in (new.prefix, new.groups_prefix, new.directories_prefix)]
+    begun = await metastore.txn([ModRevisionIs(key, meta.mod_revision)], [*discarded, Put(key, meta.value)])
+    if not begun.succeeded:
+        raise _another_run()
+    return ModRevisionIs(key, begun.revision)
+
+
+async def _put(metastore: Metastore, run: ModRevisionIs, puts: list[Put]) -> int:
+    """Write keys of the new generation; return the revision.
+
+    Raises:
+        RecoveryRefusedError: If a later run has begun.
+    """
+    result = await metastore.txn([run], puts)
+    if not result.succeeded:
+        raise _another_run()
+    return result.revision
+
+
+async def _is_current(metastore: Metastore, run: ModRevisionIs) -> bool:
+    meta = (await metastore.get(run.key)).key_value
+    return meta is not None and meta.mod_revision == run.revision
+
+
+def _another_run() -> RecoveryRefusedError:
+    return RecoveryRefusedError(
+        "another run of recover-metadata has begun since", action="See how that run ends, and run one at a time."
+    )
+
+
+def _started(names: Sequence[str]) -> RecoveryRefusedError:
+    return RecoveryRefusedError(
+        f"{', '.join(names) or 'a broker'} started during the recovery",
+        action="Stop all brokers and coordinators first.",
+    )
+
+
+def _grown(new: Keyspace, key: str, value: bytes, plan: GenerationPlan) -> bytes:
+    """Return the value of a copied key; a topic's with the partitions that were added after the backup."""
+    if not plan.grown or not isinstance(new.parse(key), TopicKey | TopicIdKey):
+        return value
+    topic = metadata_pb2.Topic.FromString(value)
+    topic.partitions = plan.grown.get(topic.topic_id, topic.partitions)
+    return topic.SerializeToString(deterministic=True)
 
 
 def _session(log_state: BrokerLogState) -> bytes:

@@ -6,8 +6,9 @@ import asyncio
 import json
 
 import pytest
-from headrace.groups.state import Group, GroupTopic, Member, Ownership
+from headrace.groups.state import Group, GroupTopic, Member, Ownership, begin_epochs
 from headrace_broker.log_state_export import as_text
+from headrace_coordinator import recover_metadata
 from headrace_coordinator.core.metadata_recovery import (
     GROUP_EPOCHS_APART,
     LEADER_EPOCHS_APART,
@@ -16,13 +17,13 @@ from headrace_coordinator.core.metadata_recovery import (
     empty_group,
     plan_partitions,
 )
-from headrace_coordinator.recover_metadata import read_log_state, recover_in
+from headrace_coordinator.recover_metadata import RecoveryRefusedError, read_log_state, recover_in
 from headrace_server.clock_watch import OPERATOR
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.generations import watch_generation
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import GroupOffsetKey, PartitionKey, TopicIdKey
-from headrace_server.metastore.api import MetastoreRolledBackError, Put
+from headrace_server.metastore.api import Delete, MetastoreRolledBackError, Put
 from headrace_server.partition_state import PartitionState, Replica, ask_hand_over, encode, note_committed
 from headrace_server.settings import SettingsError
 
@@ -144,6 +145,21 @@ def test_a_topic_that_was_deleted_before_the_backup_does_not_come_back():
     assert plan_partitions({}, {}, (), log_states, EPOCH, 5).recovered_topics != []
 
 
+def test_partitions_that_the_backup_lacks_are_added_again():
+    """The topic had three more when it was backed up last; no disk has one of them."""
+    ends = {1: {(TOPIC, 0): end(4, 9), (TOPIC, 3): end(2, 7)}, 2: {(TOPIC, 0): end(4, 9), (TOPIC, 3): end(2, 8)}}
+    log_states = [BrokerLogState(number, 1, b"s" * 16, b"", 1, logs) for number, logs in ends.items()]
+    backup = {(TOPIC, number): BACKUP for number in (0, 1)}
+    found = plan_partitions({TOPIC: "topic"}, backup, (), log_states, EPOCH, 5)
+    assert (found.grown, found.recovered_topics) == ({TOPIC: 4}, [])
+    assert sorted(found.states) == [(TOPIC, number) for number in range(4)]
+    state = found.states[(TOPIC, 3)]
+    assert (state.replicas, members(state), state.leader_epoch) == ((1, 2), [2], 2 + LEADER_EPOCHS_APART)
+    assert state.min_insync_replicas == 2
+    assert (found.states[(TOPIC, 2)].replicas, members(found.states[(TOPIC, 2)])) == ((1,), [1])
+    assert "topic topic: partitions [2, 3] were added after the backup" in found.notes
+
+
 def test_a_group_continues_without_members_above_all_its_epochs():
     """Members that live join again; a request from before the restore is one of an unknown member."""
     member = Member(b"m" * 16, member_epoch=9)
@@ -156,7 +172,13 @@ def test_a_group_continues_without_members_above_all_its_epochs():
         target={key: member.member_id},
         owners={key: Ownership(member.member_id, 9)},
     )
-    assert empty_group(group, 5) == Group(9 + GROUP_EPOCHS_APART, 9 + GROUP_EPOCHS_APART, empty_since_ms=5)
+    assert empty_group(group, 1, 5) == Group(9 + GROUP_EPOCHS_APART, 9 + GROUP_EPOCHS_APART, empty_since_ms=5)
+
+
+def test_a_group_that_was_made_anew_since_the_backup_has_lower_epochs():
+    """Its epochs began at the revision at which it was created, which may be far above the backup's epoch."""
+    later = begin_epochs(Group(), 1, 10**9)
+    assert empty_group(Group(9, 9), 2, 5).group_epoch > later.group_epoch
 
 
 def test_a_log_state_is_read_as_it_was_written(tmp_path):
@@ -264,6 +286,71 @@ async def test_offsets_of_a_partition_without_any_log_are_dropped():
     keys = (await read_or_create(memory, "c", "id")).keyspace
     offsets = [(await memory.get(keys.group_offset("g", TOPIC, number))).key_value for number in (0, 1)]
     assert [each is not None for each in offsets] == [True, False]
+
+
+def topic_puts(keys, partitions=1):
+    """Of a topic named `kept` with replicas 1 to 3, as `states()` describes their disks."""
+    topic = metadata_pb2.Topic(name="kept", topic_id=TOPIC, partitions=partitions).SerializeToString()
+    puts = [Put(keys.topic("kept"), topic), Put(keys.topic_by_id(TOPIC), topic)]
+    return [*puts, *(Put(keys.partition(TOPIC, number), encode(BACKUP)) for number in range(partitions))]
+
+
+def states(*numbers):
+    """Log states of three brokers that have the partitions `numbers` of the topic."""
+    logs = {(TOPIC, number): end(4, 9) for number in numbers}
+    return [("id", BrokerLogState(broker_id, 1, b"s" * 16, b"", 1, logs)) for broker_id in (1, 2, 3)]
+
+
+async def test_a_topic_has_the_partitions_again_that_were_added_after_the_backup():
+    memory = MemoryMetastore()
+    await memory.txn([], topic_puts((await read_or_create(memory, "c", "id")).keyspace))
+    lines = list(await recover_in(memory, "c", states(0, 1), (), 1_000, apply=True))
+    assert "topic kept: partitions [1] were added after the backup" in lines
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    for key in (keys.topic("kept"), keys.topic_by_id(TOPIC)):
+        assert metadata_pb2.Topic.FromString((await memory.get(key)).key_value.value).partitions == 2
+    assert (await memory.get(keys.partition(TOPIC, 1))).key_value is not None
+
+
+class OtherRun(MemoryMetastore):
+    """Runs another recovery to its end, and starts a broker, before the `at`-th transaction of the first one."""
+
+    at = -1
+
+    async def txn(self, *arguments, **options):
+        if self.at == 0:
+            self.at = -1
+            await recover_in(self, "c", states(0), (), 1_000, apply=True)
+            self.keys = (await read_or_create(self, "c", "id")).keyspace
+            await super().txn([], [Put(self.keys.partition(TOPIC, 0), b"elected since")])
+        self.at -= self.at > 0
+        return await super().txn(*arguments, **options)
+
+
+@pytest.mark.parametrize("at", range(4))
+async def test_of_two_runs_the_earlier_one_changes_nothing_any_more(at):
+    """It would write over the state of partitions that have leaders again in the generation of the other."""
+    memory = OtherRun()
+    await memory.txn([], topic_puts((await read_or_create(memory, "c", "id")).keyspace))
+    memory.at = at
+    with pytest.raises(RecoveryRefusedError, match="another run"):
+        await recover_in(memory, "c", states(0), (), 1_000, apply=True)
+    assert (await read_or_create(memory, "c", "id")).generation == 2
+    assert (await memory.get(memory.keys.partition(TOPIC, 0))).key_value.value == b"elected since"
+
+
+async def test_what_a_coordinator_acknowledges_before_it_ends_is_kept(monkeypatch):
+    memory = MemoryMetastore()
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    await memory.txn([], [Put(keys.coordinator("one"), b"")])
+
+    async def it_ends(_seconds):
+        await memory.txn([], [*topic_puts(keys), Delete(keys.coordinator("one"))])
+
+    monkeypatch.setattr(recover_metadata.asyncio, "sleep", it_ends)
+    await recover_in(memory, "c", states(0), (), 1_000, apply=True)
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    assert (await memory.get(keys.topic("kept"))).key_value is not None
 
 
 async def test_users_stay_and_the_signing_keys_of_the_backup_go():

@@ -102,7 +102,7 @@ def dump(
     \b
     Examples:
       headrace cluster dump
-      headrace cluster dump --prefix live/ --output json
+      headrace cluster dump --prefix brokers/ --output json
     """
     with session.admin() as admin:
         rows: list[dict[str, JsonValue]] = [

@@ -9,8 +9,8 @@ The epoch of its last batch and its end make a log more complete. A log without 
 were deleted, which only happens to committed ones, so it lacks nothing below its end. Of two logs with one end the one
 that begins later is chosen, so that deleted records stay deleted (PROTOCOL I18).
 
-Topics that the backup lacks are restored under a name derived from their id. Groups keep the offsets of the backup but
-no members; live members join again.
+Partitions of its topics that the backup lacks are added again, and topics that it lacks are restored under a name
+derived from their id. Groups keep the offsets of the backup but no members; live members join again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.groups.state import Group
+from headrace.groups.state import EPOCHS_PER_GENERATION, Group
 from headrace.partition.topic_configs import effective_min_insync_replicas
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape
@@ -72,6 +72,8 @@ class GenerationPlan:
     """Partitions of the new generation, topics that the backup lacks, and notes for the operator."""
 
     states: Mapping[tuple[bytes, int], PartitionState]
+    grown: Mapping[bytes, int]
+    """Number of partitions of each topic that has more than in the backup, by id."""
     recovered_topics: Sequence[metadata_pb2.Topic]
     notes: Sequence[str]
 
@@ -102,12 +104,26 @@ def plan_partitions(
         name = f"{names.get(key[0], key[0].hex())}-{key[1]}"
         decided[key] = _decide(name, state, ends, present, broker_epoch, notes)
     recovered: list[metadata_pb2.Topic] = []
-    known = {*names, *deleted}
-    unknown = sorted({key for log_state in log_states for key in log_state.logs if key[0] not in known})
+    grown: dict[bytes, int] = {}
+    logs = {key for log_state in log_states for key in log_state.logs}
+    unknown = sorted(key for key in logs - states.keys() if key[0] not in deleted)
     for topic_id in dict.fromkeys(key[0] for key in unknown):
         count = 1 + max(number for found, number in unknown if found == topic_id)
-        topic, found = _recover_topic(topic_id, count, log_states, broker_epoch, now_ms)
+        minimum = states[(topic_id, 0)].min_insync_replicas if (topic_id, 0) in states else 0
+        added = [number for number in range(count) if (topic_id, number) not in states]
+        found = _recover_partitions(topic_id, added, minimum, log_states, broker_epoch)
         decided.update(found)
+        if topic_id in names:
+            grown[topic_id] = max([count, *(number + 1 for known, number in states if known == topic_id)])
+            notes.append(f"topic {names[topic_id]}: partitions {added} were added after the backup")
+            continue
+        topic = metadata_pb2.Topic(
+            name=f"recovered-{topic_id.hex()}",
+            topic_id=topic_id,
+            partitions=count,
+            replication_factor=max(len(state.replicas) for state in found.values()),
+            created_ms=now_ms,
+        )
         recovered.append(topic)
         notes.append(f"topic {topic.name}: created after the backup; its settings are the defaults")
     notes += [
@@ -115,12 +131,15 @@ def plan_partitions(
         for log_state in log_states
         for (topic_id, number), reason in sorted(log_state.corrupt.items())
     ]
-    return GenerationPlan(decided, recovered, notes)
+    return GenerationPlan(decided, grown, recovered, notes)
 
 
-def empty_group(group: Group, now_ms: int) -> Group:
-    """Return the group without members, with epochs above any that were assigned since the backup."""
-    epoch = group.group_epoch + GROUP_EPOCHS_APART
+def empty_group(group: Group, generation: int, now_ms: int) -> Group:
+    """Return the group without members, with epochs above any that were assigned before `generation`.
+
+    Since the backup it may have been deleted and created again, so that its epochs began at a later revision of etcd.
+    """
+    epoch = max(group.group_epoch + GROUP_EPOCHS_APART, (generation - 1) * EPOCHS_PER_GENERATION)
     return Group(
         group_epoch=epoch, assignment_epoch=epoch, assignor=group.assignor, empty_since_ms=now_ms, user=group.user
     )
@@ -195,22 +214,17 @@ def _is_same(one: LogEnd, other: LogEnd) -> bool:
     )  # fmt: skip
 
 
-def _recover_topic(
-    topic_id: bytes, count: int, log_states: Sequence[BrokerLogState], broker_epoch: int, now_ms: int
-) -> tuple[metadata_pb2.Topic, dict[tuple[bytes, int], PartitionState]]:
+def _recover_partitions(
+    topic_id: bytes, numbers: Sequence[int], minimum: int, log_states: Sequence[BrokerLogState], broker_epoch: int
+) -> dict[tuple[bytes, int], PartitionState]:
+    """Return partitions that the backup lacks. `minimum` is the topic's `min_insync_replicas`; 0 is the default."""
     holders = [log_state.broker_id for log_state in log_states if any(key[0] == topic_id for key in log_state.logs)]
     states = {}
-    for number in range(count):
+    for number in numbers:
         ends = _ends_of((topic_id, number), log_states)
         replicas = tuple(ends) or (holders[0],)
-        minimum = effective_min_insync_replicas(0, len(replicas))
-        before = PartitionState(replicas, None, 0, (), min_insync_replicas=minimum)
+        before = PartitionState(
+            replicas, None, 0, (), min_insync_replicas=effective_min_insync_replicas(minimum, len(replicas))
+        )
         states[(topic_id, number)] = _decide(topic_id.hex(), before, ends, set(holders), broker_epoch, [])
-    topic = metadata_pb2.Topic(
-        name=f"recovered-{topic_id.hex()}",
-        topic_id=topic_id,
-        partitions=count,
-        replication_factor=max(len(state.replicas) for state in states.values()),
-        created_ms=now_ms,
-    )
-    return topic, states
+    return states

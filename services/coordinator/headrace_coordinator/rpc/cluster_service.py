@@ -171,7 +171,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DumpMetadata(
         self, request: cluster_pb2.DumpMetadataRequest, context: Any
     ) -> AsyncIterator[cluster_pb2.DumpMetadataResponse]:
-        """Stream every key of etcd without its secrets: the cluster first, then consumer groups, users and grants.
+        """Stream every key of etcd without its secrets: those of the cluster first, then those with other prefixes.
 
         Users and grants are for administrators whatever the posture, as in `ListUsers`; a dump of all leaves them out.
         """
@@ -239,13 +239,17 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 
 def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:
-    """Return the key prefixes of a dump; `groups/...` and `identity/...` select keys that have separate prefixes."""
-    for scope, whole in (("groups/", keyspace.groups_prefix), (IDENTITY_SCOPE, keyspace.identity_prefix)):
+    """Return the key prefixes of a dump; `groups/...` and others select keys that have separate prefixes."""
+    scopes = {
+        "groups/": keyspace.groups_prefix,
+        "directories/": keyspace.directories_prefix,
+        IDENTITY_SCOPE: keyspace.identity_prefix,
+        "schema_registry/": keyspace.schema_registry_prefix,
+    }
+    for scope, whole in scopes.items():
         if prefix.startswith(scope):
             return [whole + prefix.removeprefix(scope)]
-    if not prefix:
-        return [keyspace.prefix, keyspace.groups_prefix, keyspace.identity_prefix]
-    return [keyspace.prefix + prefix]
+    return [keyspace.prefix + prefix] if prefix else [keyspace.prefix, *scopes.values()]
 
 
 def _coordinator_metadata(coordinator: Coordinator) -> cluster_pb2.CoordinatorMetadata:
