@@ -201,7 +201,7 @@ def compare_logs(log: ReplicaLog, request: FetchRequest, reader: ReplicaReader |
             return Restart(start, previous_crc)
         if offset > start and reader.batch_with(log.log_start_offset).is_compacted:
             return Restart(start, previous_crc, is_compacted=True)  # The follower ends within the first batch.
-    if offset == log.log_start_offset and (offset, request.last_crc) == log.reader.first_batch():
+    if offset == log.log_start_offset and (offset, request.last_crc) == reader.first_batch():
         return None  # Of an emptied log only a later epoch may be left.
     if request.last_epoch >= 0:
         epoch, end_offset = log.epoch_end(request.last_epoch)
