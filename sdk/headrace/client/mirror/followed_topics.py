@@ -1,6 +1,8 @@
 """Topics of a mirror, kept as at the source: created, widened, with its settings. One event loop."""
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Collection, Coroutine
+from typing import Any
 
 from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.mirror.mirrors_async import AsyncMirrors
@@ -42,7 +44,7 @@ class FollowedTopics:
                     source_id, problem = await self._follow_one(topic, described, exists=name in here)
                 except HeadraceError as error:
                     problem = str(error)
-            if (source_id, problem) != (topic.source_id, topic.problem) or name not in known:
+            if (source_id, problem) != (topic.source_id, topic.problem):
                 await self._mirrors.note_topic(self._name, name, source_id, problem)
                 topic.source_id, topic.problem = source_id, problem
 
@@ -55,12 +57,11 @@ class FollowedTopics:
             return topic.source_id, problem
         wanted = await own_settings(self._source, topic.name, LOCAL_SETTINGS)
         if not exists:
-            await self._target.create_topic(
-                topic.name,
-                len(original.partitions),
-                described.settings.replication_factor,
-                {**wanted, "mirror": self._name},
-            )
+            if topic.source_id != source_id:
+                await self._mirrors.note_topic(self._name, topic.name, source_id, topic.problem)
+                topic.source_id = source_id
+            partitions, replicas = len(original.partitions), described.settings.replication_factor
+            await whole(self._create(topic.name, partitions, replicas, {**wanted, "mirror": self._name}))
             return source_id, ""
         current = await own_settings(self._target, topic.name, LOCAL_SETTINGS - {"mirror"})
         if current.pop("mirror", "") != self._name:
@@ -72,6 +73,23 @@ class FollowedTopics:
         if len((await self._target.describe_topic(topic.name)).partitions) < len(original.partitions):
             await self._target.create_partitions(topic.name, len(original.partitions))
         return source_id, ""
+
+    async def _create(self, name: str, partitions: int, replicas: int, config: dict[str, str]) -> None:
+        """Create a topic, and promote it if the mirror was promoted meanwhile, also where the answer is lost."""
+        try:
+            await self._target.create_topic(name, partitions, replicas, config)
+        finally:
+            await self._mirrors.promote_created(self._name, name)
+
+
+async def whole(work: Coroutine[Any, Any, None]) -> None:
+    """Run something to its end, which a cancellation waits for."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 async def own_settings(admin: AsyncAdmin, topic: str, without: Collection[str]) -> dict[str, str]:

@@ -194,7 +194,18 @@ class Mirrors:
             described = self.describe(name)
             chosen = chosen_topics(described, topics)
         now_ms = str(time.time_ns() // 1_000_000)
-        for topic in chosen:
+        self._promote_topics(name, chosen, now_ms)
+        if topics is None:
+            if not described.promoted_ms:
+                self._table.put(mirror_key(name), {"promoted_ms": now_ms})
+            chosen = self.describe(name).topics  # Also those that a worker has created meanwhile.
+            self._promote_topics(name, [topic for topic in chosen if not topic.is_promoted], now_ms)
+        self._promote_subjects(name, now_ms, registry)
+        return chosen
+
+    def _promote_topics(self, name: str, topics: Sequence[MirroredTopic], now_ms: str) -> None:
+        """Let producers write to the topics that are copies of the mirror, and note it."""
+        for topic in topics:
             mirror = self._mirror_of(topic.name)
             if mirror is None or (mirror != name and topic.problem):
                 continue  # It was never a copy of this mirror.
@@ -203,10 +214,6 @@ class Mirrors:
             if not topic.is_promoted:
                 self._table.put(topic_key(name, topic.name), {"promoted_ms": now_ms})
                 topic.is_promoted = True
-        if topics is None and not described.promoted_ms:
-            self._table.put(mirror_key(name), {"promoted_ms": now_ms})
-        self._promote_subjects(name, now_ms, registry)
-        return chosen
 
     def _promote_subjects(self, name: str, now_ms: str, url: str) -> None:
         """Let the registry take new schemas for the subjects that are not copied any more; again, if a call failed."""
@@ -444,6 +451,17 @@ class Mirrors:
     def note_topic(self, name: str, topic: str, source_id: str, problem: str) -> None:
         """Store the id of a topic at its source, and why it is not copied."""
         self._table.put(topic_key(name, topic), {"source_id": source_id, "problem": problem})
+
+    def promote_created(self, name: str, topic: str) -> None:
+        """Promote a topic that a worker has created if the mirror, or the topic, was promoted meanwhile.
+
+        A promotion reads the topics after it has noted that the mirror is promoted, and a worker notes a topic, creates
+        it and then calls this: one of them sees the other.
+        """
+        described = self.describe(name)
+        created = [each for each in described.topics if each.name == topic]
+        if described.promoted_ms or any(each.is_promoted for each in created):
+            self._promote_topics(name, created, str(described.promoted_ms or time.time_ns() // 1_000_000))
 
     def note_copies(self, name: str, topic: str, reports: Mapping[str, str]) -> None:
         """Store reports of partitions, by number."""

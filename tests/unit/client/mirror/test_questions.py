@@ -12,6 +12,8 @@ import pytest
 from headrace.client.admin.partition_calls import Fetched
 from headrace.client.base.errors import ConfigError
 from headrace.client.mirror import answers, mirrors_async, workers
+from headrace.client.mirror.copying import end_tasks
+from headrace.client.mirror.followed_topics import FollowedTopics
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import (
     CommonEnd,
@@ -635,6 +637,74 @@ def test_failing_back_is_refused_where_the_mirror_cannot_take_the_topic(clock, c
         asyncio.run(mirrors.fail_back("back", MirrorSettings(source), ["orders"]))
     assert mirrors.admin.taken == {"orders"}
     assert clock.now == 0
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_topic_that_is_created_during_a_promotion_is_promoted(clock, is_noted):
+    """After the promotion has read the topics, and before a worker can read that the mirror is promoted."""
+    here = {"orders": [5]}
+    mirrors = mirrors_of(here, clock, done)
+    stored, rows, new = mirrors._table.put, mirrors._table.rows, {"source_id": "02", "problem": ""}
+    if is_noted:
+        rows["topic/west/orders1"] = new
+
+    async def put(key, columns, *, ttl=None):
+        if key == "mirror/west":
+            rows["topic/west/orders1"], here["orders1"] = new, [0]
+        await stored(key, columns, ttl=ttl)
+
+    mirrors._table.put = put
+    promoted = asyncio.run(mirrors.promote("west"))
+    assert [(topic.name, topic.is_promoted) for topic in promoted] == [("orders", True), ("orders1", True)]
+    assert list(mirrors.admin.promoted) == ["orders", "orders1"]
+
+
+class NewTopicAtSource:
+    """Source with one topic."""
+
+    async def list_topics(self):
+        return ["orders"]
+
+    async def describe_topic(self, name):
+        return SimpleNamespace(topic_id=b"\1", partitions=[0])
+
+    async def describe_config(self, name):
+        return {}
+
+
+@pytest.mark.parametrize("ends", ["answered", "lost", "cancelled"])
+@pytest.mark.parametrize("promoted", ["mirror/west", "topic/west/orders"])
+def test_a_worker_promotes_a_topic_that_it_creates_during_a_promotion(clock, ends, promoted):
+    """Also where the answer is lost, and where the worker is stopped because the mirror was promoted."""
+    here, noted = {}, {}
+    mirrors = mirrors_of(here, clock, done)
+
+    async def run():
+        is_creating, may_end = asyncio.Event(), asyncio.Event()
+
+        async def create_topic(name, *_):
+            noted.update(mirrors._table.rows.get("topic/west/orders", {}))
+            mirrors._table.rows.setdefault(promoted, {})["promoted_ms"] = "1"
+            is_creating.set()
+            await may_end.wait()
+            here[name] = [0]
+            if ends == "lost":
+                raise TransportError("no answer", outcome=Outcome.UNKNOWN)
+
+        mirrors.admin.create_topic = create_topic
+        described = await mirrors.describe("west")
+        following = asyncio.create_task(FollowedTopics("west", NewTopicAtSource(), mirrors).follow(described))
+        await is_creating.wait()
+        ending = asyncio.create_task(end_tasks([following] if ends == "cancelled" else []))
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait([following, ending])
+        return (await mirrors.describe("west")).topics
+
+    (topic,) = asyncio.run(run())
+    assert noted == {"source_id": "01", "problem": ""}, "a promotion finds the topic before it exists"
+    assert topic.is_promoted
+    assert "orders" in mirrors.admin.promoted
 
 
 @pytest.mark.parametrize(
