@@ -98,6 +98,14 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
             self.owned |= self.assigned
             self.changed.notify_all()
 
+    def assign_again(self, assigned: dict[tuple[str, int], int]) -> None:
+        """Let the member keep these partitions of before, in their epochs."""
+        with self.changed:
+            self.revision += 1
+            self.epoch += 1
+            self.assigned = dict(assigned)
+            self.changed.notify_all()
+
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Wait until the condition holds; fail with what was awaited."""
         with self.changed:

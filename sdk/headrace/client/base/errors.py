@@ -1,6 +1,6 @@
 """Errors that arise in the client and never cross the wire; the others are in `headrace.wire.errors`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from headrace.wire.errors import ErrorCode, HeadraceError, Outcome
 from headrace.wire.ids import TopicPartition
@@ -134,6 +134,14 @@ class NoBrokersAvailableError(HeadraceError):
             action=action or "Check bootstrap_servers and that the cluster is up; `headrace local up` starts one here.",
         )
         self.causes = dict(causes)
+
+
+def error_text(error: BaseException | None, form: Callable[[object], str] = str) -> str:
+    """Return the text of an error of an application, whose own methods may fail."""
+    try:
+        return form(error)
+    except Exception:
+        return f"{type(error).__name__} without a text"
 
 
 class HandlerError(HeadraceError):

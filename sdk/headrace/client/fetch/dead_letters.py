@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from headrace.client.base.config import ClientConfig
+from headrace.client.base.errors import error_text
 from headrace.client.base.records import Record, bytes_of
 from headrace.wire.errors import CorruptBatchError
 from headrace.wire.ids import TopicPartition
@@ -35,7 +36,7 @@ def dead_letter(record: Record, error: BaseException | None, attempts: int, grou
     """
     cause = {
         "error": type(error).__name__,
-        "message": str(error)[:MESSAGE_CHARACTERS],
+        "message": error_text(error)[:MESSAGE_CHARACTERS],
         "topic": record.topic,
         "partition": str(record.partition),
         "offset": str(record.offset),

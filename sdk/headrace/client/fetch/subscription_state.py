@@ -37,7 +37,7 @@ class SubscriptionState:
         self.turn: deque[TopicPartition] = deque()
         """Order in which partitions are fetched."""
         self._ready: deque[TopicPartition] = deque()
-        self._problems: deque[tuple[TopicPartition, HeadraceError]] = deque()
+        self._problems: dict[TopicPartition, HeadraceError] = {}
         self._diverged: dict[TopicPartition, None] = {}
         self._lost: dict[TopicPartition, None] = {}
         self._waiting: dict[TopicPartition, None] = {}
@@ -74,6 +74,7 @@ class SubscriptionState:
 
     def drop(self, where: TopicPartition) -> None:
         """Stop reading a partition; do nothing if it is not read."""
+        self._problems.pop(where, None)
         partition = self.partitions.pop(where, None)
         if partition is not None:
             self.buffered_bytes -= partition.buffered_bytes
@@ -116,8 +117,7 @@ class SubscriptionState:
         partition.seek(offset, topic_id)
         self._rewind(partition)
         partition.placed = partition.generation
-        for problem in [each for each in self._problems if each[0] == where]:
-            self._problems.remove(problem)
+        self._problems.pop(where, None)
 
     def replaced(self, where: TopicPartition) -> tuple[bytes, bytes] | None:
         """Return the ids of the position's topic and of the topic that replaced it; `None` if not replaced.
@@ -224,9 +224,10 @@ class SubscriptionState:
         """Raise an error of a partition once to the application, then try the partition again."""
         partition = self.partitions.get(where)
         if partition is not None:
+            failures = partition.failures
             self._rewind(partition)
-            self.back_off(partition, NO_EPOCH, now_ms)
-            self._problems.append((where, error))
+            self.back_off(partition, NO_EPOCH, now_ms, failures=failures + 1)
+            self._problems[where] = error
 
     # --- delivery ---
 
@@ -239,7 +240,7 @@ class SubscriptionState:
         if self._diverged:
             self._find_truncations(now_ms)
         if self._problems:
-            raise self._problems.popleft()[1]
+            raise self._problems.pop(next(iter(self._problems)))
         while self._ready:
             partition = self.partitions[self._ready.popleft()]
             partition.is_ready = False

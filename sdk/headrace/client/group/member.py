@@ -130,9 +130,14 @@ class ConsumerMember:
             done = self.session.commits.take_done()
             failure = self.session.failure or self.membership.failure
             problem, self.session.initial_offsets.problem = self.session.initial_offsets.problem, None
-        for ticket in done:
+        for at, ticket in enumerate(done):
             if ticket.callback is not None:
-                ticket.callback(ticket.offsets, ticket.error)
+                try:
+                    ticket.callback(ticket.offsets, ticket.error)
+                except BaseException:
+                    with self.session.lock:
+                        self.session.commits.give_back_done(done[at + 1 :])  # The next poll calls those.
+                    raise
         yield from self._lose(list(events.lost))
         yield from self._revoke(list(events.revoked))
         yield from self._take(list(events.assigned))

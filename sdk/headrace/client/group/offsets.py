@@ -211,6 +211,10 @@ class CommitQueue:
         done, self._done = self._done, []
         return done
 
+    def give_back_done(self, tickets: Sequence[CommitTicket]) -> None:
+        """Return tickets whose callbacks were not called, to be taken again."""
+        self._done = [*tickets, *self._done]
+
     def _resolve(self, where: TopicPartition, wanted: _Wanted, error: HeadraceError | None) -> None:
         for ticket in wanted.tickets:
             if where not in ticket.pending:

@@ -19,7 +19,7 @@ from typing import Any
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.config_text import nearest
-from headrace.client.base.errors import ConfigError, HandlerError
+from headrace.client.base.errors import ConfigError, HandlerError, error_text
 from headrace.client.base.operations import Operation
 from headrace.client.base.records import Deserializers, Record, RecordBatch, bytes_of
 from headrace.client.base.serializers import deserialize
@@ -27,7 +27,7 @@ from headrace.client.fetch.corrupt_batches import WriteLetters
 from headrace.client.fetch.dead_letters import dead_letter
 from headrace.client.fetch.decoding import deserializers_of
 from headrace.client.group.member import ConsumerMember
-from headrace.client.group.membership import InitialPosition, OwnedPartition
+from headrace.client.group.membership import InitialPosition, OwnedPartition, Stage
 from headrace.client.group.offsets import OffsetAndMetadata
 from headrace.client.handlers.poison_records import PREFIX, PoisonRecordDetector
 from headrace.client.handlers.work_queue import RetryDecision, RetryPolicy, Task, WorkQueue
@@ -176,14 +176,38 @@ class HandlerPool:
         with self.lock:
             for decoded in batch.decoded_batches:
                 raw = replace(decoded, deserializers=Deserializers())
+                self._follow_reset(decoded.source, raw.offsets()[0] if raw.offsets() else decoded.base_offset)
                 for record in raw.records(iter(raw.offsets())):
                     self.queue.add(record, decoded.leader_epoch)
             self._advance()
         if batch.decoded_batches:
             self._wake_workers()
 
+    def _follow_reset(self, where: TopicPartition, offset: int) -> None:
+        """Begin again at a lower offset, to which `auto_offset_reset` has moved the position."""
+        tracker = self.queue.tracker(where)
+        if tracker is not None and offset < tracker.next_offset:
+            self.opened(where, InitialPosition(offset))
+
+    def _continue_kept(self) -> None:
+        """Continue partitions whose revocation the group has withdrawn while handlers were finishing."""
+        session = self._group.session
+        with session.lock:
+            kept = {holding.where for holding in self._group.membership.owned() if holding.stage is Stage.OWNED}
+        positions = {}
+        with self.lock:
+            for where in kept.intersection(self._revoking):
+                del self._revoking[where]
+                tracker = self.queue.tracker(where)
+                if tracker is not None:
+                    positions[where] = tracker.position
+                    self.opened(where, InitialPosition(tracker.position, tracker.leader_epoch))
+        self._group.go_back(positions)
+
     def turn(self, assigned: list[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Do due work; return the partitions to pause, and those to resume."""
+        if self._revoking:
+            self._continue_kept()
         with self.lock:
             if self._revoking:
                 self._group.wake()
@@ -283,7 +307,7 @@ class HandlerPool:
     def _given_up(self, task: Task) -> None:
         """End the run if there is no dead-letter topic."""
         if self.options.dead_letter is None and not task.tracker.is_over:
-            wrong = HandlerError(task.where, task.record.offset, task.attempts, repr(task.error))
+            wrong = HandlerError(task.where, task.record.offset, task.attempts, error_text(task.error, repr))
             wrong.__cause__ = task.error
             self.fail(wrong)
 

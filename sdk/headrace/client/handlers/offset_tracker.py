@@ -21,8 +21,7 @@ class OffsetTracker:
 
     def begin(self, offset: int, leader_epoch: int) -> None:
         """Record the receipt of a record; offsets ascend, possibly with gaps."""
-        assert offset >= self.position, "records are received once"
-        assert not self._open or offset > self._open[-1], "in order"
+        assert offset >= self.next_offset, "records are received once, in order"
         self._open.append(offset)
         self._epochs.append(leader_epoch)
 
@@ -40,6 +39,11 @@ class OffsetTracker:
             self.position = done + 1
             moved = True
         return moved
+
+    @property
+    def next_offset(self) -> int:
+        """Lowest offset of a record that may still be received."""
+        return self._open[-1] + 1 if self._open else self.position
 
     @property
     def span(self) -> int:

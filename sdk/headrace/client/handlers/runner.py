@@ -123,7 +123,10 @@ class Runner:
             if task.is_given_up:
                 with self.pool.lock:
                     self._at_work.pop(ident, None)
-                self._consumer._do(self.pool.send_to_dead_letter_topic(task))
+                try:
+                    self._consumer._do(self.pool.send_to_dead_letter_topic(task))
+                except BaseException as raised:
+                    self.pool.fail(raised)
                 continue
             error: BaseException | None = None
             try:

@@ -105,7 +105,10 @@ class AsyncRunner:
                 due_ms = self.pool.queue.next_due_ms()
                 await self._wait(None if due_ms is None else max(1, due_ms - now) / 1000)
             elif task.is_given_up:
-                await self._consumer._do(self.pool.send_to_dead_letter_topic(task))
+                try:
+                    await self._consumer._do(self.pool.send_to_dead_letter_topic(task))
+                except Exception as error:
+                    self.pool.fail(error)
             else:
                 await self._handle(task)
 

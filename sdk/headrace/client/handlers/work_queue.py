@@ -5,6 +5,7 @@ record waits for its back-off at the head of its key queue and delays no other q
 """
 
 import heapq
+import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from headrace.client.base.records import Record
 from headrace.client.base.retry import Backoff
 from headrace.client.handlers.offset_tracker import OffsetTracker
 from headrace.wire.ids import TopicPartition
+
+log = logging.getLogger("headrace.consumer")
 
 ORDERINGS = ("key", "partition")
 
@@ -42,6 +45,16 @@ class RetryPolicy:
             raise ConfigError(f"attempts={self.attempts} is not at least 1")
         if not 1 <= self.backoff_ms <= self.backoff_max_ms:
             raise ConfigError(f"backoff_ms={self.backoff_ms} is not within 1 to backoff_max_ms={self.backoff_max_ms}")
+
+    def may_retry(self, error: BaseException) -> bool:
+        """Return what `retriable` says of an error of a handler; if it fails itself the error is not retried."""
+        if self.retriable is None or not isinstance(error, Exception):
+            return True
+        try:
+            return self.retriable(error)
+        except Exception:
+            log.exception("retriable failed on %s", type(error).__name__)
+            return False
 
 
 class RetryDecision(Enum):
@@ -279,8 +292,7 @@ class WorkQueue:
         """
         task.error = error
         retry = self._retry
-        may_retry = retry.retriable is None or not isinstance(error, Exception) or retry.retriable(error)
-        if is_final or task.attempts >= retry.attempts or not may_retry:
+        if is_final or task.attempts >= retry.attempts or not retry.may_retry(error):
             task.is_given_up = True
             self._again(task, now_ms)
             return RetryDecision.GIVE_UP

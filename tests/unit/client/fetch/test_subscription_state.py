@@ -372,3 +372,23 @@ def test_an_error_found_before_a_seek_is_not_raised_after_it():
     with pytest.raises(UnknownTopicError):
         positions.pop(0)
     assert positions.pop(0) is None
+
+
+def test_errors_of_a_partition_are_one_until_it_is_raised(reading):
+    """An application that does not poll for long gets the last one, and the partition is fetched ever less often."""
+    delays = []
+    for _ in range(10):
+        started_ms = reading.now_ms
+        reading.positions.fail(WHERE, UnknownTopicError("gone"), reading.now_ms)
+        delays.append(reading.positions.partitions[WHERE].retry_at_ms - started_ms)
+        reading.now_ms += 10_000
+    assert max(delays[5:]) > 100, "50 ms is the bound of the first delay"
+    with pytest.raises(UnknownTopicError):
+        reading.positions.pop(reading.now_ms)
+    assert reading.positions.pop(reading.now_ms) is None
+
+
+def test_an_error_of_a_partition_that_is_not_read_any_more_is_dropped(reading):
+    reading.positions.fail(WHERE, UnknownTopicError("gone"), 0)
+    reading.positions.assign(WHERE, 0)
+    assert reading.positions.pop(0) is None

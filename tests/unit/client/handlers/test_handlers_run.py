@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
 import headrace
 import pytest
@@ -17,6 +18,13 @@ from tests.unit.client.consumer.test_group_consumer import consumer_for, fill
 P0 = TopicPartition("clicks", 0)
 WAIT = 20
 FAST = RetryPolicy(attempts=3, backoff_ms=1, backoff_max_ms=2)
+
+
+def wait_until(condition):
+    pause, deadline = threading.Event(), time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        pause.wait(0.001)
 
 
 def keyed(cluster, keys):
@@ -171,9 +179,7 @@ def test_a_partition_that_is_given_up_is_finished_first(clicks, groups):
             assert begun.acquire(timeout=WAIT)
             assert begun.acquire(timeout=WAIT)
             groups.assign()
-            deadline = threading.Event()
-            while not consumer._core.group.work._revoking:
-                deadline.wait(0.001)
+            wait_until(lambda: consumer._core.group.work._revoking)
             assert groups.offset("clicks", 0) <= 0
             goes_on.set()
             groups.wait_for(lambda: groups.reported_owned() == set(), "that it was given up")
@@ -185,6 +191,88 @@ def test_a_partition_that_is_given_up_is_finished_first(clicks, groups):
         thread.join(WAIT)
     assert sorted(handled) == [0, 1]
     assert groups.offset("clicks", 0) == 2
+
+
+def test_a_partition_that_the_group_leaves_here_after_all_continues(clicks, groups):
+    """Its revocation is withdrawn while a handler runs: what waited was dropped, and is handled."""
+    fill(clicks, 50)
+    begun, goes_on = threading.Event(), threading.Event()
+    handled = set()
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            begun.set()
+            assert goes_on.wait(WAIT)
+            handled.add(record.offset)
+            if len(handled) == 50:
+                consumer.stop()
+
+        def take_away_and_give_back():
+            assert begun.wait(WAIT)
+            before = dict(groups.assigned)
+            groups.assign()
+            wait_until(lambda: consumer._core.group.work._revoking)
+            groups.assign_again(before)
+            wait_until(lambda: not consumer._core.group.work._revoking)
+            goes_on.set()
+
+        thread = threading.Thread(target=take_away_and_give_back)
+        thread.start()
+        consumer.run(handle, concurrency=1)
+        thread.join(WAIT)
+    assert handled == set(range(50))
+    assert groups.offset("clicks", 0) == 50
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_a_policy_that_fails_does_not_retry_and_ends_no_worker(clicks, groups):
+    fill(clicks, 1)
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            raise UnspeakableError
+
+        with pytest.raises(HandlerError, match="UnspeakableError without a text"):
+            consumer.run(handle, concurrency=1, retry=RetryPolicy(retriable=lambda error: 1 / 0))
+
+
+def test_a_dead_letter_needs_no_text_of_its_error(clicks, groups):
+    fill(clicks, 2)
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            if record.offset == 0:
+                raise UnspeakableError
+            consumer.stop()
+
+        summary = consumer.run(handle, concurrency=1, retry=RetryPolicy(attempts=1), dead_letter="dead")
+    assert summary.dead_letters == 1
+    with headrace.Reader("dead", bootstrap_servers=clicks.address) as reader:
+        (letter,) = reader
+    assert dict(letter.headers)["headrace.dead_letter.message"] == b"UnspeakableError without a text"
+
+
+def test_a_run_follows_a_position_that_a_reset_moves_back(clicks, groups):
+    """The log ends below the committed offset, as after an unclean election."""
+    fill(clicks, 20)
+    groups.offsets["clicks", 0] = groups_pb2.PartitionOffset(partition=0, offset=1_000, leader_epoch=-1)
+    seen = []
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            seen.append(record.offset)
+            if len(seen) == 20:
+                consumer.stop()
+
+        consumer.run(handle, concurrency=1)
+    assert seen == list(range(20))
+    assert groups.offset("clicks", 0) == 20
 
 
 def test_after_a_loss_what_was_in_work_is_not_committed(clicks, groups):
