@@ -116,6 +116,7 @@ def test_a_worker_needs_no_more_rights_than_the_guide_lists(pair, tmp_path):
                 assert RegistrySubjects(registries[1]).state("orders-value").mode == "IMPORT"
                 await mirrors.promote("west", registry=urls[1])
                 assert not RegistrySubjects(registries[1]).state("orders-value").mode
+                await mirrors.delete("west")
             finally:
                 worker.cancel()
 

@@ -121,7 +121,7 @@ STORAGE = (
         "part-of-a-batch-stays",
         "H35",
         "LogWriter._refuse",
-        replace("self._truncation.remove_rest()", "state.uncut = False"),
+        replace("self._remove_rest()", "state.uncut = False"),
         "A batch that the disk had no room for stays in part, with the next one behind it.",
         Test(
             "tests/unit/log/test_log_faults.py::test_full_disk_mid_append_leaves_no_trace",
