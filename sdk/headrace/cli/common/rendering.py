@@ -6,9 +6,9 @@ people, whose structure is not. `wide` is the table with more columns.
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 from headrace.display.visible_text import visible
 
@@ -89,12 +89,17 @@ def render(report: Report, output: OutputFormat) -> str:
             assert_never(output)
 
 
-def json_document(value: JsonValue, indent: int | None = None) -> str:
-    """Return one JSON document, with printable Unicode unchanged and other characters as `\\uNNNN`."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+def json_document(
+    value: JsonValue, indent: int | None = None, *, default: Callable[[Any], object] | None = None
+) -> str:
+    """Return one JSON document, with printable Unicode unchanged and other characters as `\\uNNNN`.
+
+    `default` is that of `json.dumps`: what it returns is written for a value that JSON does not have.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=default)
     if all(line.isprintable() for line in text.split("\n")):
         return text
-    return json.dumps(value, indent=indent)
+    return json.dumps(value, indent=indent, default=default)
 
 
 def yaml_document(value: JsonValue) -> str:

@@ -76,10 +76,7 @@ def parse_row(line: bytes, columns: "TopicColumns") -> dict[str, Any]:
     from headrace.wire.typed.arrow_columns import check_row
     from headrace.wire.typed.json_values import row_of_json
 
-    try:
-        document = json.loads(line)
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    document = _document(line)
     if not isinstance(document, dict):
         raise ValueError('a row is an object such as {"page": "/"}')
     try:
@@ -90,6 +87,14 @@ def parse_row(line: bytes, columns: "TopicColumns") -> dict[str, Any]:
     return row
 
 
+def _document(line: bytes) -> Any:
+    """Return the document in a line. Raises ValueError, also if it is nested too deeply."""
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
 def parse_json_line(line: bytes) -> OutgoingRecord:
     """Return the record in one line of JSON.
 
@@ -97,13 +102,11 @@ def parse_json_line(line: bytes) -> OutgoingRecord:
         ValueError: If the line is invalid; the message has the reason, without the line's number.
     """
     try:
-        document = json.loads(line)
+        document = _document(line)
     except UnicodeDecodeError:
         raise ValueError("the line is not UTF-8, as JSON must be") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON at character {error.pos + 1}: {error.msg}") from None
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError('a record is an object such as {"key": "k", "value": "v"}')
     unknown = [name for name in document if name not in _READ and name not in _IGNORED]

@@ -3,12 +3,12 @@
 import csv
 import enum
 import io
-import json
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from itertools import chain, islice
 from typing import IO, Any, assert_never
 
+from headrace.cli.common.rendering import json_document
 from headrace.cli.common.value_text import MAX_WIDTH, cell_text, value_text
 from headrace.display.visible_text import visible
 from headrace.wire.typed.json_values import json_value
@@ -74,7 +74,7 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput,
     """Yield the lines: one for each row, after one for the names unless it is JSON."""
     if output is SqlOutput.JSON:
         for row in rows:
-            yield _json_line(dict(zip(names, map(json_value, row), strict=True)))
+            yield json_document(dict(zip(names, map(json_value, row), strict=True)), default=str) + "\n"
         return
     if output is SqlOutput.CSV:
         buffer = io.StringIO()
@@ -88,12 +88,6 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput,
             buffer.truncate()
         return
     yield from _table(names, iter(rows))
-
-
-def _json_line(row: dict[str, Any]) -> str:
-    """Return one line, with printable Unicode unchanged; with any other character it is ASCII."""
-    text = json.dumps(row, ensure_ascii=False, default=str)
-    return (text if text.isprintable() else json.dumps(row, default=str)) + "\n"
 
 
 def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
