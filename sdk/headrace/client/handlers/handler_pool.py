@@ -176,8 +176,9 @@ class HandlerPool:
         with self.lock:
             for decoded in batch.decoded_batches:
                 raw = replace(decoded, deserializers=Deserializers())
-                self._follow_reset(decoded.source, raw.offsets()[0] if raw.offsets() else decoded.base_offset)
-                for record in raw.records(iter(raw.offsets())):
+                offsets = raw.offsets()
+                self._follow_reset(decoded.source, offsets[0])
+                for record in raw.records(iter(offsets)):
                     self.queue.add(record, decoded.leader_epoch)
             self._advance()
         if batch.decoded_batches:
