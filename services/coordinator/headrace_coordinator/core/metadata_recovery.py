@@ -105,16 +105,15 @@ def plan_partitions(
         decided[key] = _decide(name, state, ends, present, broker_epoch, notes)
     recovered: list[metadata_pb2.Topic] = []
     grown: dict[bytes, int] = {}
-    logs = {key for log_state in log_states for key in log_state.logs}
-    unknown = sorted(key for key in logs - states.keys() if key[0] not in deleted)
-    for topic_id in dict.fromkeys(key[0] for key in unknown):
-        count = 1 + max(number for found, number in unknown if found == topic_id)
+    logs = {key for log_state in log_states for key in log_state.logs if key[0] not in deleted}
+    for topic_id in sorted({key[0] for key in logs - states.keys()}):
+        count = 1 + max(number for found, number in (*logs, *states) if found == topic_id)
         minimum = states[(topic_id, 0)].min_insync_replicas if (topic_id, 0) in states else 0
         added = [number for number in range(count) if (topic_id, number) not in states]
         found = _recover_partitions(topic_id, added, minimum, log_states, broker_epoch)
         decided.update(found)
         if topic_id in names:
-            grown[topic_id] = max([count, *(number + 1 for known, number in states if known == topic_id)])
+            grown[topic_id] = count
             notes.append(f"topic {names[topic_id]}: partitions {added} were added after the backup")
             continue
         topic = metadata_pb2.Topic(
