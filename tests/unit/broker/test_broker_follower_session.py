@@ -118,6 +118,20 @@ def uncached(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return threads
 
 
+async def held(
+    partition: Partition,
+    stream: FollowerFetchSession,
+    request: replication_pb2.ReplicaFetchRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Gate:
+    """Let the comparison for a fetch wait in its thread, until the gate that is returned opens."""
+    uncached(monkeypatch)
+    gate = Gate(partition.open_log.reader, "batch_with")
+    await stream.on_message(request)
+    await gate.reached()
+    return gate
+
+
 @pytest.mark.parametrize(("last_crc", "decision"), [({}, None), ({"last_crc": 1}, Diverged(0, 0))])
 async def test_a_comparison_that_would_wait_for_the_disk_runs_in_a_thread(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, last_crc: dict[str, int], decision: object
@@ -154,10 +168,7 @@ async def test_a_later_fetch_replaces_one_that_is_compared(
     """H6: the follower awaits the answer to its last fetch only."""
     stream = stream_to(partition)
     earlier, later = fetch(partition, 1, token=1), fetch(partition, 3, token=2)
-    uncached(monkeypatch)
-    gate = Gate(partition.open_log.reader, "batch_with")
-    await stream.on_message(earlier)
-    await gate.reached()
+    gate = await held(partition, stream, earlier, monkeypatch)
     await stream.on_message(later)
     gate.opened.set()
     comparing = stream._comparing
@@ -172,10 +183,7 @@ async def test_a_comparison_that_outlasts_the_leadership_acknowledges_nothing(
     """H4: the log may have been truncated meanwhile."""
     stream = stream_to(partition)
     request = fetch(partition, 1)
-    uncached(monkeypatch)
-    gate = Gate(partition.open_log.reader, "batch_with")
-    await stream.on_message(request)
-    await gate.reached()
+    gate = await held(partition, stream, request, monkeypatch)
     partition.handle(SessionLost())
     gate.opened.set()
     await until(lambda: stream._refused)
@@ -187,10 +195,7 @@ async def test_a_comparison_that_outlasts_its_stream_is_dropped(
 ) -> None:
     stream = stream_to(partition)
     request = fetch(partition, 1)
-    uncached(monkeypatch)
-    gate = Gate(partition.open_log.reader, "batch_with")
-    await stream.on_message(request)
-    await gate.reached()
+    gate = await held(partition, stream, request, monkeypatch)
     stream.close()
     gate.opened.set()
     comparing = stream._comparing

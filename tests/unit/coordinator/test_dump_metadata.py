@@ -46,6 +46,17 @@ class Dumps:
         return sorted([entry.key async for entry in dumped])
 
 
+async def test_a_dump_has_the_keys_of_every_scope():
+    """Those of directories decide whether a broker starts; each scope can be selected by its name."""
+    dumps = await Dumps(auth_pb2.POSTURE_OPEN).start()
+    dumps.known.grant("ada", "admin", "cluster")
+    more = {"groups/": KEYS.group("g"), "directories/": KEYS.directory(1), "schema_registry/": KEYS.schema_registry()}
+    await dumps.metastore.txn([], [Put(key, b"") for key in more.values()])
+    assert await dumps.dump("ada") == sorted([*dumps.keys, *more.values()])
+    for prefix, key in more.items():
+        assert await dumps.dump("ada", prefix) == [key]
+
+
 @pytest.mark.parametrize("posture", [auth_pb2.POSTURE_OPEN, auth_pb2.POSTURE_OBSERVE])
 @pytest.mark.parametrize("user", ["", "bob"])
 async def test_a_dump_has_users_and_grants_for_administrators_alone(posture, user):
