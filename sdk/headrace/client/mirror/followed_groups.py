@@ -2,7 +2,7 @@
 
 from headrace.client.admin.admin_async import AsyncAdmin
 from headrace.client.mirror.rows import MirrorDescription
-from headrace.wire.errors import GroupNotEmptyError
+from headrace.wire.errors import ConflictError, GroupNotEmptyError, UnknownGroupError
 from headrace.wire.ids import TopicPartition
 
 
@@ -18,8 +18,9 @@ class FollowedGroups:
         """Store the offsets that have changed, at most the end of the mirror's log: offsets are equal there.
 
         A group that has members here keeps its own offsets. Without members, an offset goes back only if it is the one
-        that was stored here last: else the group has read here meanwhile. Those of a topic with a problem may be of
-        another topic of the name.
+        that was stored here last: else the group has read here meanwhile. One that gets members between the look and
+        the write, which may be repeated for seconds, is compared again in the next round. Offsets of a topic with a
+        problem may be of another topic of the name.
 
         Raises:
             HeadraceError: If one of the clusters cannot be asked.
@@ -42,7 +43,7 @@ class FollowedGroups:
             changed = {tp: offset for tp, offset in offsets.items() if self._stored.get((group, tp)) != offset}
             if not changed:
                 continue
-            here = {tp: committed.offset for tp, committed in (await self._target.group_offsets(group)).items()}
+            here, epoch = await self._positions_here(group)
             self._stored |= {(group, tp): offset for tp, offset in changed.items() if here.get(tp) == offset}
             changed = {
                 tp: offset
@@ -50,9 +51,17 @@ class FollowedGroups:
                 if offset > here.get(tp, -1) or (offset < here[tp] and self._stored.get((group, tp)) == here[tp])
             }
             try:
-                results = await self._target.reset_group_offsets(group, changed)
-            except GroupNotEmptyError:
+                results = await self._target.reset_group_offsets(group, changed, expected_group_epoch=epoch)
+            except (GroupNotEmptyError, ConflictError):
                 continue
             for result in results:
                 if result.error is None:
                     self._stored[group, TopicPartition(result.topic, result.partition)] = result.offset
+
+    async def _positions_here(self, group: str) -> tuple[dict[TopicPartition, int], int]:
+        """Return the offsets of a group at the mirror, and its epoch; none and 0 if it does not exist."""
+        try:
+            found = await self._target.describe_group(group)
+        except UnknownGroupError:
+            return {}, 0
+        return {tp: committed.offset for tp, committed in found.offsets.items()}, found.group_epoch

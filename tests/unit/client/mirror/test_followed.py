@@ -8,7 +8,7 @@ from headrace.client.mirror.followed_groups import FollowedGroups
 from headrace.client.mirror.followed_topics import FollowedTopics
 from headrace.client.mirror.rows import MirrorDescription, MirroredTopic, MirrorSettings, PartitionReport
 from headrace.client.mirror.worker import MirrorWorker
-from headrace.wire.errors import Outcome, TransportError
+from headrace.wire.errors import ConflictError, Outcome, TransportError, UnknownGroupError
 from headrace.wire.ids import TopicPartition
 
 
@@ -18,6 +18,7 @@ class FakeAdmin:
     def __init__(self, topics, offsets):
         self.topics = topics
         self.offsets = offsets
+        self.epoch = 0
 
     async def list_topics(self):
         return list(self.topics)
@@ -31,7 +32,14 @@ class FakeAdmin:
     async def group_offsets(self, group):
         return {tp: SimpleNamespace(offset=offset) for tp, offset in self.offsets.items()}
 
-    async def reset_group_offsets(self, group, offsets):
+    async def describe_group(self, group):
+        if not self.offsets:
+            raise UnknownGroupError(f"there is no group {group}")
+        return SimpleNamespace(offsets=await self.group_offsets(group), group_epoch=self.epoch)
+
+    async def reset_group_offsets(self, group, offsets, *, expected_group_epoch=None):
+        if expected_group_epoch not in (None, self.epoch):
+            raise ConflictError(f"the members of group {group} changed")
         self.offsets |= offsets
         return [
             SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=None)
@@ -80,6 +88,32 @@ def test_positions_do_not_go_back_where_the_mirrors_own_group_has_moved_them():
         groups = FollowedGroups(source, target)
         assert await follow(groups) == 8
         assert await follow(groups, position=2) == 2
+
+    asyncio.run(run())
+
+
+def test_a_position_that_arrives_late_does_not_set_back_a_group_that_has_read_meanwhile():
+    """The call is repeated for seconds: a consumer may join here, commit and leave before it arrives."""
+    orders = TopicPartition("orders", 0)
+    source, target = FakeAdmin({}, {orders: 6}), FakeAdmin({}, {orders: 5})
+    described = target.describe_group
+
+    async def read_after_the_look(group):
+        found = await described(group)
+        target.epoch, target.offsets = target.epoch + 2, {orders: 8}
+        return found
+
+    async def run():
+        groups = FollowedGroups(source, target)
+        target.describe_group = read_after_the_look
+        await groups.follow(of_orders(9))
+        assert target.offsets == {orders: 8}
+        target.describe_group = described
+        await groups.follow(of_orders(9))
+        assert target.offsets == {orders: 8}, "read here"
+        source.offsets[orders] = 9
+        await groups.follow(of_orders(9))
+        assert target.offsets == {orders: 9}, "followed again, at the new epoch"
 
     asyncio.run(run())
 
