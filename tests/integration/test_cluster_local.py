@@ -128,7 +128,8 @@ def test_kept_data_is_there_again(tmp_path: Path) -> None:
 
 
 def test_up_status_down(tmp_path: Path) -> None:
-    """`up` returns when it is healthy, a second one says so and starts what was killed, `down` ends them all."""
+    """`up` returns when it is healthy, a second one says so and starts what was killed; an etcd that does
+    not start is reported and stops no other part. `down` ends them all."""
     options = ["--data-dir", str(tmp_path)]
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -169,6 +170,19 @@ def test_up_status_down(tmp_path: Path) -> None:
         again = json.loads(command("status", *options, "--json").stdout)["parts"][2]
         assert (again["address"], process_state(again["pid"])) == (broker["address"], "running")
         pids.append(again["pid"])
+        os.kill(pids[1], signal.SIGTERM)
+        psutil.wait_procs([psutil.Process(pids[1])], timeout=30)
+        release = tmp_path / "etcd" / "release"
+        last = release.read_text()
+        release.write_text("99.0.0")
+        for _ in range(2):  # The second failure leaves the state as it is.
+            failed = command("up", *options)
+            assert (failed.returncode, "etcd cannot be started again" in failed.stderr) == (1, True), failed
+        assert "cannot open" in (tmp_path / "run.log").read_text()
+        assert process_state(again["pid"]) == "running"
+        release.write_text(last)
+        assert "restarted: etcd" in command("up", *options).stdout
+        pids.append(json.loads(command("status", *options, "--json").stdout)["parts"][0]["pid"])
     finally:
         down = command("down", *options)
     assert down.stdout == "stopped\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
 from headrace_devcluster.process_state import process_state
-from headrace_devcluster.state import ClusterState, owner_pid, read_state
+from headrace_devcluster.state import STATE_FILE, ClusterState, owner_pid, read_state
 
 START_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 90.0
@@ -42,7 +42,7 @@ def start_in_background(directory: Path, command: Sequence[str]) -> ClusterState
     try:
         while (state := read_state(directory)) is None:
             if owner.poll() is not None:
-                output = log_file.read_text(errors="replace").strip().rpartition("error: ")[2]
+                output = _last_error(log_file)
                 raise PartStartError(output or f"the cluster ended with exit code {owner.returncode}")
             if time.monotonic() > deadline:
                 raise PartStartError(f"the cluster was not up within {START_TIMEOUT_SECONDS:g} s; see {log_file}")
@@ -59,23 +59,30 @@ def restart_in_background(directory: Path, state: ClusterState) -> list[str]:
     """Make the owner restart the parts that exited; return the names of the restarted parts.
 
     Raises:
-        PartStartError: If a part did not start; the message names its log file.
+        PartStartError: If a part did not start; the message names its log file. Also if the owner ended meanwhile.
     """
     ended = {part.name: part for part in state.parts if process_state(part.pid) == "stopped"}
     if not ended:
         return []
+    before = (directory / STATE_FILE).stat()
     os.kill(state.pid, RESTART_SIGNAL)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    while True:
-        now = read_state(directory)
-        left = [part for part in (now.parts if now else ()) if process_state(part.pid) == "stopped"]
-        if now is not None and now.parts != state.parts:
-            if left:
-                raise PartStartError(f"{left[0].name} cannot be started again; see {left[0].log_file}")
-            return sorted(ended)
+    while os.path.samestat(before, (directory / STATE_FILE).stat()):  # The owner replaces it after all restarts.
+        if owner_pid(directory) != state.pid:
+            raise PartStartError(f"the cluster has ended: {_last_error(directory / OWNER_LOG)}")
         if time.monotonic() > deadline:
             raise PartStartError(f"{', '.join(sorted(ended))} did not start again within {START_TIMEOUT_SECONDS:g} s")
         time.sleep(POLL_SECONDS)
+    now = read_state(directory)
+    for part in now.parts if now else ():
+        if process_state(part.pid) == "stopped":
+            raise PartStartError(f"{part.name} cannot be started again; see {directory / OWNER_LOG}, {part.log_file}")
+    return sorted(ended)
+
+
+def _last_error(log_file: Path) -> str:
+    """Return the error with which an owner has ended, or its last words; empty if it has written nothing."""
+    return log_file.read_text(errors="replace").strip().rpartition("error: ")[2]
 
 
 def stop_in_background(directory: Path) -> bool:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import IO
 
 from headrace.wire.errors import HeadraceError
@@ -34,7 +35,7 @@ def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None
         time.sleep(WATCH_SECONDS)
         if asked:
             asked.clear()
-            _mend(cluster)
+            restart_ended(cluster)
             alive = {part.name for part in cluster.parts if part.pid is not None}
             on_restarted()
         for part in cluster.parts:
@@ -43,17 +44,17 @@ def watch_parts(cluster: LocalCluster, on_restarted: Callable[[], None]) -> None
                 print(f"{part.name} ended; the end of {part.log_file}:\n{part.log_tail()}", file=sys.stderr, flush=True)
 
 
-def _mend(cluster: LocalCluster) -> None:
+def restart_ended(cluster: LocalCluster) -> None:
     """Restart every exited part, etcd first; report failures and continue."""
-    for member in cluster.etcd_members:
-        if member.pid is None:
-            cluster.restart_etcd(member)
-    for part in cluster.parts:
-        if part.pid is None:
-            try:
-                cluster.restart(part)
-            except HeadraceError as error:
-                print(f"{part.name} cannot be started again: {error}", file=sys.stderr, flush=True)
+    restarts: list[tuple[str, Callable[[], None]]] = [
+        (member.name, partial(cluster.restart_etcd, member)) for member in cluster.etcd_members if member.pid is None
+    ]
+    restarts += [(part.name, partial(cluster.restart, part)) for part in cluster.parts if part.pid is None]
+    for name, restart in restarts:
+        try:
+            restart()
+        except (HeadraceError, OSError) as error:
+            print(f"{name} cannot be started again: {error}", file=sys.stderr, flush=True)
 
 
 def serve_control(cluster: LocalCluster, commands: IO[str], answers: IO[str]) -> None:
