@@ -38,6 +38,7 @@ from headrace.client.base.records import Record
 from headrace.client.producer.sender import ProducerStats
 from headrace.placement.load import ReplicaLoad
 from headrace.wire.errors import (
+    ConflictError,
     HeadraceError,
     InvalidConfigError,
     LeaderNotAvailableError,
@@ -189,6 +190,8 @@ class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
             del self.held.topics[name]
 
     def delete_unclaimed_logs(self, topic_id: bytes, *, validate_only: bool) -> None:
+        if topic_id in [topic.topic_id for topic in self.held.topics.values()]:
+            raise ConflictError("a topic has this id")
         if not validate_only:
             self.held.unclaimed.remove(topic_id)
 

@@ -112,6 +112,20 @@ def test_a_failed_deletion_does_not_hide_the_others(headrace: Any, held: Any) ->
     assert "there is no topic 'viws'" in ended.err
 
 
+def test_a_failed_deletion_of_unclaimed_logs_does_not_hide_the_others(headrace: Any, held: Any) -> None:
+    """As for topics; the question is about the logs."""
+    held.add("clicks")
+    ids = [bytes(range(16)), held.topics["clicks"].topic_id]
+    held.unclaimed += ids
+    command = ("topic", "delete", "--unclaimed", *(topic_id.hex().upper() for topic_id in ids), "--output", "json")
+    assert f"Delete the unclaimed logs of {ids[0].hex()}, " in headrace(*command, stdin=b"n\n", terminal=True).err
+    assert held.unclaimed == ids
+    ended = headrace(*command, "--yes")
+    assert (ended.code, held.unclaimed) == (ExitCode.FAILED, ids[1:])
+    assert json.loads(ended.out) == {"deleted": [ids[0].hex()], "missing": [], "dry_run": False}
+    assert "a topic has this id" in ended.err
+
+
 @pytest.mark.parametrize("answer", [b"", b"n\n", b"no\n"])
 def test_delete_asks_on_a_terminal(headrace: Any, held: Any, answer: bytes) -> None:
     """Without a yes nothing is deleted."""

@@ -212,22 +212,24 @@ def delete(
       headrace topic delete clicks views --yes --if-exists
       headrace topic delete --unclaimed 5f2c9d0e4b7a48c1a3e6d8f90b1c2d3e
     """
-    topic_ids = [_topic_id(topic) for topic in topics] if unclaimed else []
-    confirm(f"Delete {', '.join(topics)} and all their records?", yes=yes or dry_run, otherwise="nothing was deleted")
+    names = list(dict.fromkeys(_topic_id(topic).hex() if unclaimed else topic for topic in topics))
+    what = "the unclaimed logs of " if unclaimed else ""
+    question = f"Delete {what}{', '.join(names)} and all their records?"
+    confirm(question, yes=yes or dry_run, otherwise="nothing was deleted")
     from headrace.wire.errors import HeadraceError, UnknownTopicError
 
     deleted, missing = [], []
     failed: HeadraceError | None = None
     with session.admin() as admin:
-        for topic_id in dict.fromkeys(topic_ids):
-            admin.delete_unclaimed_logs(topic_id, validate_only=dry_run)
-            deleted.append(topic_id.hex())
-        for topic in () if unclaimed else dict.fromkeys(topics):
+        for name in names:
             try:
-                admin.delete_topic(topic, validate_only=dry_run)
-                deleted.append(topic)
+                if unclaimed:
+                    admin.delete_unclaimed_logs(bytes.fromhex(name), validate_only=dry_run)
+                else:
+                    admin.delete_topic(name, validate_only=dry_run)
+                deleted.append(name)
             except UnknownTopicError as error:
-                missing.append(topic)
+                missing.append(name)
                 failed = failed if if_exists else failed or error
             except HeadraceError as error:
                 failed = error
@@ -235,7 +237,6 @@ def delete(
     if failed is not None and not deleted:
         raise failed
     document: dict[str, JsonValue] = {"deleted": deleted, "missing": missing, "dry_run": dry_run}
-    what = "the unclaimed logs of " if unclaimed else ""
     sentence = f"{'would delete' if dry_run else 'deleted'} {what}{', '.join(deleted) or 'nothing'}"
     session.show_change(document, sentence + (f" (not there: {', '.join(missing)})" if missing else ""))
     if failed is not None:
