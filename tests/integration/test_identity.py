@@ -11,6 +11,8 @@ from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.session import SdkClients
 from headrace.cli.main import run
 from headrace.v1 import auth_pb2, auth_pb2_grpc
+from headrace.wire.ids import TopicPartition
+from headrace.wire.topic_names import MIRRORS_TABLE
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
 from tests.integration.replicated import until
@@ -90,7 +92,7 @@ def everyone_granted(cluster, api_key, count):
 @pytest.fixture(scope="module")
 def secured():
     spec = LocalClusterSpec(
-        brokers=1, coordinators=2, identity=True, coordinator_settings={"default_replication_factor": 1}
+        brokers=2, coordinators=2, identity=True, coordinator_settings={"default_replication_factor": 1}
     )
     with LocalCluster(spec) as cluster:
         found = Secured(cluster)
@@ -209,8 +211,49 @@ def test_the_doctor_says_who_may_call_and_whether_the_credential_is_accepted(sec
     found = [each for each in json.loads(printed)["findings"] if each["check"] in ("posture", "credential")]
     assert {each["status"] for each in found} == {"ok"}
     postures = {each["where"]: each["found"].partition(":")[0] for each in found if each["check"] == "posture"}
-    assert postures == dict.fromkeys(("broker-1", "coordinator-a", "coordinator-b"), "required")
+    assert postures == dict.fromkeys(("broker-1", "broker-2", "coordinator-a", "coordinator-b"), "required")
     assert "HEADRACE_API_KEY is accepted: user admin by API key" in {each["found"] for each in found}
+
+
+def test_an_operator_is_not_told_that_a_broker_with_a_hidden_topic_can_be_removed(secured, capfd, monkeypatch):
+    """The grant on the cluster does not reach the table of mirrors; what is shown to the operator is moved."""
+    secured.admin.create_topic(MIRRORS_TABLE, 1)
+    secured.admin.create_topic("shown", 2)
+    for topic in (MIRRORS_TABLE, "shown"):
+        secured.admin.reassign_partitions({TopicPartition(topic, 0): (2,)})
+    until(lambda: secured.admin.describe_topic(MIRRORS_TABLE).partitions[0].replicas == (2,), "broker 2 has the table")
+    operator = secured.user("olga", ("operator", "cluster"))
+
+    def ended(api_key, *arguments):
+        monkeypatch.setenv("HEADRACE_API_KEY", api_key)
+        code = run([*arguments, "--bootstrap-servers", secured.servers], SdkClients())
+        return code, capfd.readouterr().err
+
+    hidden = "of the cluster are not shown to you"
+    try:
+        for command in (
+            ("partition", "reassign", "--remove-broker", "2", "--watch", "--yes"),
+            ("broker", "check-removal", "2"),
+            ("broker", "drain", "2", "--wait"),
+        ):
+            code, said = ended(operator["api_key"], *command)
+            assert (code, hidden in said) == (ExitCode.FAILED, True), (command, said)
+        for command in (
+            ("broker", "list"),
+            ("broker", "describe", "2"),
+            ("cluster", "balance", "--dry-run"),
+            ("partition", "reassign", "--add-broker", "1", "--dry-run"),
+            ("partition", "list", "--problem", "offline"),
+        ):
+            code, said = ended(operator["api_key"], *command)
+            assert (code, hidden in said) == (ExitCode.OK, True), (command, said)
+        code, said = ended(secured.admin_key, "broker", "check-removal", "2")
+        assert (code, "broker 2 still holds" in said) == (ExitCode.FAILED, True), said
+        assert hidden not in said
+    finally:
+        secured.admin.undrain_broker(2)
+        for topic in (MIRRORS_TABLE, "shown"):
+            secured.admin.delete_topic(topic)
 
 
 def test_known_users_go_on_while_etcd_is_away():

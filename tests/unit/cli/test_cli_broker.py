@@ -204,6 +204,38 @@ def test_topics_that_are_not_shown_may_have_replicas(headrace: Any, three: Any) 
         assert "1 topic of the cluster is not shown to you, and broker 3 may hold replicas of them" in ended.err
 
 
+WARNING = "headrace: warning: 1 topic of the cluster is not shown to you, and "
+
+
+@pytest.mark.parametrize(
+    ("command", "effect"),
+    [
+        ("broker list", "their replicas are not counted"),
+        ("broker describe 3", "broker 3 may lead and hold replicas of them"),
+        ("partition list --problem offline", "their partitions may have problems"),
+        ("cluster balance --dry-run", "the plan neither counts nor moves their replicas"),
+        ("partition reassign --add-broker 3 --dry-run", "the plan neither counts nor moves their replicas"),
+    ],
+)
+def test_what_counts_replicas_warns_of_topics_that_are_not_shown(
+    headrace: Any, three: Any, command: str, effect: str
+) -> None:
+    """No warning where all topics are shown."""
+    assert WARNING not in headrace(*command.split()).err
+    three.add("__audit", 1, (3, 2, 1))
+    three.hidden_topics = {"__audit"}
+    ended = headrace(*command.split())
+    assert (ended.code, WARNING + effect in ended.err) == (0, True), ended.err
+
+
+def test_a_broker_that_is_away_may_hold_the_only_copy_of_a_topic_that_is_not_shown(headrace: Any, three: Any) -> None:
+    """Exit code 1: whether there is such a broker is unknown."""
+    three.add("__audit", 1, (9, 2, 1))
+    three.hidden_topics = {"__audit"}
+    ended = headrace("broker", "describe", "9")
+    assert (ended.code, "it is unknown whether it holds replicas" in ended.err) == (ExitCode.FAILED, True)
+
+
 @pytest.mark.parametrize(
     ("answers", "ended", "said"),
     [

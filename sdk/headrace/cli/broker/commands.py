@@ -10,6 +10,7 @@ from headrace.cli.broker.removal import check_removal
 from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
 from headrace.cli.broker.unclaimed import UNCLAIMED_COLUMNS, delete_unclaimed, unclaimed_row
 from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text, warn_of_hidden
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, TableSection, bytes_text
 from headrace.cli.common.session import CommandFailed, Session, command
 from headrace.cli.partition.problems import missing_replicas
@@ -49,8 +50,8 @@ def list_brokers(session: Session) -> None:
       headrace broker list --output json
     """
     with session.admin() as admin:
-        brokers = admin.describe_cluster().brokers
-        partitions = [partition for topic in admin.describe_topics() for partition in topic.partitions]
+        cluster, topics = admin.describe_cluster(), admin.describe_topics()
+    partitions = [partition for topic in topics for partition in topic.partitions]
     leads = Counter(partition.leader_id for partition in partitions)
     holds = Counter(broker_id for partition in partitions for broker_id in partition.replicas)
     behind = Counter(broker_id for partition in partitions for broker_id in missing_replicas(partition))
@@ -61,7 +62,7 @@ def list_brokers(session: Session) -> None:
             "replicas": holds[broker.broker_id],
             "not_in_sync": behind[broker.broker_id],
         }
-        for broker in brokers
+        for broker in cluster.brokers
     ]
     columns = (
         *BROKER_COLUMNS,
@@ -69,6 +70,7 @@ def list_brokers(session: Session) -> None:
         Column("REPLICAS", "replicas"),
         Column("NOT IN SYNC", "not_in_sync"),
     )
+    warn_of_hidden(session, count_hidden(cluster, topics), "and their replicas are not counted")
     session.show(Report(rows, (TableSection(columns, rows, empty="no brokers"),)))
 
 
@@ -87,20 +89,23 @@ def describe(
       headrace broker describe 2 --output json
     """
     with session.admin() as admin:
-        found = next((each for each in admin.describe_cluster().brokers if each.broker_id == broker_id), None)
+        cluster, topics = admin.describe_cluster(), admin.describe_topics()
+        found = next((each for each in cluster.brokers if each.broker_id == broker_id), None)
         held = [
             (topic.name, partition)
-            for topic in admin.describe_topics()
+            for topic in topics
             for partition in topic.partitions
             if broker_id in partition.replicas
         ]
+        hidden = count_hidden(cluster, topics)
         if found is None and not held:
-            raise CommandFailed(ExitCode.NOT_FOUND, f"broker {broker_id} is not registered and holds no replica")
+            raise _not_found(broker_id, hidden)
         logs, silent = gather_logs(admin, [broker_id] if found else [])
         disk = admin.describe_disks(brokers=[broker_id])[0] if found and not silent else None
         unclaimed = _unclaimed_logs(session, admin, broker_id) if found and not silent else []
     for error in silent.values():
         session.note(f"sizes are missing: {silence_text(broker_id, error)}")
+    warn_of_hidden(session, hidden, f"and broker {broker_id} may lead and hold replicas of them")
     own = {(log.topic, log.partition): log for log in logs}
     replicas = [_replica_row(name, each, broker_id, own.get((name, each.partition))) for name, each in held]
     rows = [unclaimed_row(log) for log in unclaimed]
@@ -114,6 +119,7 @@ def describe(
         "disk_free_bytes": disk.free_bytes if disk else None,
         "replicas": list(replicas),
         "unclaimed_logs": list(rows),
+        "hidden_topics": hidden,
     }
     facts = (
         ("Broker", broker_id),
@@ -130,6 +136,17 @@ def describe(
     if rows:
         tables.append(TableSection(UNCLAIMED_COLUMNS, rows))
     session.show(Report(document, (Facts(facts), *tables)))
+
+
+def _not_found(broker_id: int, hidden: int) -> CommandFailed:
+    """Return the error for a broker that is not registered; with hidden topics, it may hold the only copies of them."""
+    if hidden:
+        return CommandFailed(
+            ExitCode.FAILED,
+            f"broker {broker_id} is not registered, and it is unknown whether it holds replicas: "
+            f"{hidden_text(hidden)}; {HIDDEN_ACTION}",
+        )
+    return CommandFailed(ExitCode.NOT_FOUND, f"broker {broker_id} is not registered and holds no replica")
 
 
 def _unclaimed_logs(session: Session, admin: "Admin", broker_id: int) -> "list[UnclaimedLogInfo]":

@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, warn_of_hidden
 from headrace.cli.common.rendering import JsonValue, Note, Report
 from headrace.cli.common.session import CommandFailed, DryRun, Session, command
 from headrace.cli.common.watching import Interval, Screen, WaitTimeout, rounds
@@ -74,8 +74,7 @@ def drain(
                     break
     verb = "would drain" if dry_run else "already drained:" if unchanged else "drained"
     sentence = f"{verb} broker {broker_id}; it leads {counted(now.leads, 'partition')}"
-    if now.hidden:
-        session.note(f"warning: {hidden_text(now.hidden)}, and broker {broker_id} may lead partitions of them")
+    warn_of_hidden(session, now.hidden, f"and broker {broker_id} may lead partitions of them")
     if now.stuck:
         session.note(f"warning: {_stuck_text(now.stuck)}")
     if not wait or dry_run:

@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli.common.arguments import broker_list, counted, parse_rate, parse_topic_or_partition
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text, warn_of_hidden
 from headrace.cli.common.names import TopicFilter
 from headrace.cli.common.rendering import JsonValue
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command
@@ -94,6 +94,8 @@ def reassign(
         elif planner is not None:
             run = MoveRun(session, admin, rate, yes=yes, dry_run=dry_run)
             layout, hidden = _layout(admin, chosen)
+            if add_brokers:
+                warn_of_hidden(session, hidden, "and the plan neither counts nor moves their replicas")
             run.start(planner(layout), watch=watch, interval=interval, wait_timeout=wait_timeout)
             if hidden and remove_brokers:
                 brokers = broker_list(remove_brokers)
