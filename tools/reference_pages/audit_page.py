@@ -25,7 +25,7 @@ one user and method on one topic. Of a user that reads or writes more than 100 s
 the others are one record a second for each method, without `resources`. Beyond 1,000
 users, methods and topics at a server, one record of each `kind` has the number of all others, and no names.
 
-`headrace topic alter payroll --set audit=read` records who reads a topic; `write` and `all` are the other values. A
+`headrace topic alter payroll --config audit=read` records who reads a topic; `write` and `all` are the other values. A
 consumer that waits for records calls several times a minute.
 
 Acts are the methods {acts}. The logger `audit` also logs them at level `info`.
