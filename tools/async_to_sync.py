@@ -31,6 +31,7 @@ SOURCES = (
     "sdk/headrace/client/consumer/reader_async.py",
     "sdk/headrace/client/fetch/fetching_async.py",
     "sdk/headrace/client/mirror/mirrors_async.py",
+    "sdk/headrace/client/mirror/source_questions_async.py",
     "sdk/headrace/client/table/bulk_puts_async.py",
     "sdk/headrace/client/table/table_async.py",
     "sdk/headrace/client/table/table_calls_async.py",

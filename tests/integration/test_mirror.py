@@ -12,7 +12,7 @@ import headrace.aio
 import pytest
 from headrace import TopicPartition
 from headrace.cli.main import app
-from headrace.client.mirror import mirrors_async
+from headrace.client.mirror import source_questions_async
 from headrace.client.mirror.copying import end_tasks
 from headrace.client.mirror.mirrors_async import AsyncMirrors
 from headrace.client.mirror.rows import MirrorSettings
@@ -269,8 +269,8 @@ def test_without_a_worker_that_reaches_the_source_nothing_changes(headrace_clust
     """No worker, or one without the files: the error says what to do, and producers are accepted."""
     missing = {"bootstrap_servers": "localhost:1", "security_protocol": "SSL", "ssl_cafile": "/workers/ca.crt"}
     settings, name, servers = MirrorSettings(missing), topic_name[:60], headrace_cluster.bootstrap_servers
-    monkeypatch.setattr(mirrors_async, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(mirrors_async, "OTHERS_SECONDS", 0)
+    monkeypatch.setattr(source_questions_async, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(source_questions_async, "OTHERS_SECONDS", 0)
 
     async def run():
         async with AsyncMirrors(bootstrap_servers=servers) as mirrors:
@@ -285,13 +285,13 @@ def test_without_a_worker_that_reaches_the_source_nothing_changes(headrace_clust
                 ),
             ):
                 with pytest.raises(error, match=message):
-                    await mirrors.promote(name, wait=True, timeout=mirrors_async.ANSWER_SECONDS)
+                    await mirrors.promote(name, wait=True, timeout=source_questions_async.ANSWER_SECONDS)
                 assert not (await mirrors.describe(name)).promoted_ms
                 with pytest.raises(error, match=message):
                     await mirrors.fail_back(name, settings, [topic_name])
                 assert not (await mirrors.admin.describe_config(topic_name))["mirror"].value
                 if error is headrace.TimedOutError:
-                    monkeypatch.setattr(mirrors_async, "ANSWER_SECONDS", WAIT)
+                    monkeypatch.setattr(source_questions_async, "ANSWER_SECONDS", WAIT)
                     worker = asyncio.create_task(run_workers(None, {"bootstrap_servers": servers}))
             await end_tasks([worker])
             await mirrors.delete(name)

@@ -1,7 +1,6 @@
 """Mirrors of one cluster, for operators: create, describe, promote, fail back, delete. See `rows` for their state."""
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
@@ -28,20 +27,18 @@ from headrace.client.mirror.rows import (
     MirrorDescription,
     MirroredTopic,
     MirrorSettings,
-    SourceAnswer,
     SourceQuestion,
     answer_column,
-    answers_to,
     copies_key,
     describe,
     is_left_alone,
     mirror_key,
     mirror_names,
-    question_key,
     subject_key,
     topic_key,
     worker_key,
 )
+from headrace.client.mirror.source_questions_async import AsyncSourceQuestions
 from headrace.client.net.transport import open_connections_async
 from headrace.client.schemas.registry import SchemaRegistry
 from headrace.client.schemas.subjects import RegistrySubjects
@@ -60,12 +57,6 @@ from headrace.wire.topic_names import MIRRORS_TABLE
 CATCH_UP_SECONDS = 60.0
 COMPARE_SECONDS = 600.0
 """Time for a worker to compare logs with the source."""
-ANSWER_SECONDS = 60.0
-"""Time for a worker to begin with an answer."""
-LONGEST_SECONDS = 86_400.0
-"""Time for which a question is open at most."""
-OTHERS_SECONDS = 5.0
-"""Time for other workers to begin with an answer after one could not."""
 _LOOK_SECONDS = 0.2
 
 
@@ -89,6 +80,7 @@ class AsyncMirrors:
         self.admin = AsyncAdmin(**settings)
         self._table = AsyncTable(MIRRORS_TABLE, **self._settings)
         self._connections = open_connections_async("Mirrors", self._config)
+        self._questions = AsyncSourceQuestions(self._table, self._connections)
 
     async def __aenter__(self) -> "AsyncMirrors":
         return self
@@ -260,7 +252,7 @@ class AsyncMirrors:
         asked = tuple(topic.name for topic in topics if not topic.problem)
         is_all = chosen is None or len(asked) < len(topics)  # The source may not have a topic with a problem any more.
         question = SourceQuestion(name, described.settings, asked, is_compared=False, is_all=is_all)
-        ends = await self._ask(question, timeout)
+        ends = await self._questions.ask(question, timeout)
         for topic in topics:
             if topic.name not in ends and not described.settings.has_topic(topic.name):
                 raise not_copied(topic.name, topic.problem, "Add it to the mirror's topics, or do not wait for it.")
@@ -353,7 +345,7 @@ class AsyncMirrors:
                 if not mirror or not is_copied(known, topic):  # A call that was killed may have set it.
                     refused.append(topic)
                     await self.admin.alter_config(topic, {"mirror": name})
-            found = await self._ask(SourceQuestion(name, asked, tuple(topics), is_compared=True), timeout)
+            found = await self._questions.ask(SourceQuestion(name, asked, tuple(topics), is_compared=True), timeout)
             for topic in topics:
                 lost = lost_records(found[topic])
                 if lost and not discard:
@@ -384,52 +376,6 @@ class AsyncMirrors:
             except HeadraceError:
                 if isinstance(reason, HeadraceError):
                     reason.action += f" Producers are still refused: headrace topic alter {topic} --unset mirror."
-
-    async def _ask(self, question: SourceQuestion, timeout: float) -> dict[str, dict[int, CommonEnd]]:
-        """Return what a worker answers. Raises TimedOutError, and what no worker could do.
-
-        One that lacks the files may fail first: its error is raised only if no other worker answers in time.
-        """
-        began = time.monotonic()
-        deadline, begun_by = began + timeout, began + ANSWER_SECONDS
-        key = question_key(question.mirror, uuid.uuid4().hex)
-        lives = timedelta(seconds=min(max(timeout, 1.0), LONGEST_SECONDS))  # The timeout may be 0, or infinite.
-        await self._table.put(key, {"asked": question.to_text()}, ttl=lives)
-        answers: dict[str, SourceAnswer | None] = {}
-        error: HeadraceError | None = None
-        others_until = deadline
-        while (now := time.monotonic()) < deadline:
-            answers = {worker: answer for worker, answer in answers.items() if answer is not None}
-            answers |= answers_to(await self._table.get(key) or {})
-            if answers:
-                begun_by = now + ANSWER_SECONDS
-            for answer in filter(None, answers.values()):
-                if answer.error is None:
-                    await self._table.delete(key)
-                    return {topic: dict(ends) for topic, ends in answer.ends.items()}
-                if error is None:
-                    error, others_until = answer.error, now + OTHERS_SECONDS
-            if error is not None and now >= others_until and None not in answers.values():
-                break
-            if not answers and now >= begun_by:
-                break
-            await self._connections.run_step(Pause(_LOOK_SECONDS))
-        await self._table.delete(key)
-        if error is not None:
-            error.outcome = Outcome.NOT_APPLIED
-            raise error
-        if answers:
-            raise TimedOutError(
-                f"worker {', '.join(answers)} of mirror {question.mirror} has not finished within {timeout:.0f} s",
-                outcome=Outcome.NOT_APPLIED,
-                action="It has begun to ask the source: call again with a longer time.",
-            )
-        raise TimedOutError(
-            f"no worker of mirror {question.mirror} answers, for {min(timeout, ANSWER_SECONDS):.0f} s",
-            outcome=Outcome.NOT_APPLIED,
-            action="Workers ask the source: start one with headrace mirror run, where it reaches the source and has "
-            "the files that the settings name.",
-        )
 
     async def delete(self, name: str) -> None:
         """Delete a mirror. Topics that were not promoted stay as they are: read only, and not copied any more.

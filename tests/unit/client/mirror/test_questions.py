@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from headrace.client.admin.partition_calls import Fetched
 from headrace.client.base.errors import ConfigError
-from headrace.client.mirror import answers, mirrors_async, workers
+from headrace.client.mirror import answers, mirrors_async, source_questions_async, workers
 from headrace.client.mirror.copying import end_tasks
 from headrace.client.mirror.followed_topics import FollowedTopics
 from headrace.client.mirror.mirrors_async import AsyncMirrors
@@ -24,6 +24,7 @@ from headrace.client.mirror.rows import (
     answers_to,
     open_questions,
 )
+from headrace.client.mirror.source_questions_async import AsyncSourceQuestions
 from headrace.client.mirror.workers import _Workers, run_workers
 from headrace.client.table.row_writes import checked_ttl_ms
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
@@ -129,6 +130,7 @@ class Clock:
 def fixture_clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(mirrors_async, "time", clock)
+    monkeypatch.setattr(source_questions_async, "time", clock)
     return clock
 
 
@@ -142,6 +144,7 @@ def mirrors_of(topics, clock, waited, **settings):
         await waited(mirrors)
 
     mirrors._connections = SimpleNamespace(run_step=run_step)
+    mirrors._questions = AsyncSourceQuestions(mirrors._table, mirrors._connections)
     mirrors._table.rows["mirror/west"] = {"settings": SETTINGS.to_text()}
     for topic in topics:
         mirrors._table.rows[f"topic/west/{topic}"] = {"source_id": "01", "problem": ""}
