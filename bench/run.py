@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,17 +52,19 @@ def measure(
 ) -> tuple[Results, dict[str, str]]:
     """Measure every case `rounds` times; return the repetitions, and the reasons of cases without any.
 
-    `warm_rounds` precede and do not count. A case that fails is reported and dropped; the others continue.
+    `warm_rounds` precede and do not count. A case that fails is reported and dropped; the others continue. A console
+    that is no terminal gets a line for each measured case instead of a bar.
     """
     results: Results = {}
     skipped = {case.name: reason for case in cases if (reason := case.missing())}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=(warm_rounds + rounds) * len(cases))
         for number in range(-warm_rounds, rounds):
             for case in cases:
                 progress.update(task, description=case.name)
                 if case.name not in skipped and (not case.rounds or number < case.rounds):
+                    began = time.monotonic()
                     try:
                         sample = case.run(stage)
                         if number >= 0:
@@ -69,6 +72,10 @@ def measure(
                     except Exception as error:
                         skipped[case.name] = f"failed: {type(error).__name__}: {error}"
                         console.print(traceback.format_exc())
+                    if not console.is_terminal:
+                        what = "warm-up" if number < 0 else f"round {number + 1} of {rounds}"
+                        line = f"{what}: {case.name}, {time.monotonic() - began:.1f} s"
+                        console.print(line, markup=False, highlight=False, soft_wrap=True)
                 progress.advance(task)
     return results, skipped
 

@@ -14,7 +14,7 @@ from bench import __main__ as program
 from bench.case import BROKER_CPU, CLIENT_CPU, MB, RATE, Case, Catalogue, Figure, Sample, Target
 from bench.load import Load
 from bench.report import Report, bound_text
-from bench.run import choose, list_cases, run
+from bench.run import choose, list_cases, measure, run
 from bench.stage import Meter, Stage
 
 
@@ -99,6 +99,22 @@ def test_a_run_leaves_json_and_the_two_figures(report: Report, tmp_path: Path) -
         names[figure] = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert "a" in names["producer"]
     assert "b" in names["consumer"]
+
+
+def test_where_there_is_no_terminal_each_case_is_a_line() -> None:
+    """When it is measured, and not at the end: a run takes an hour and a half."""
+    printed = io.StringIO()
+    seen: list[str] = []
+
+    def looks(_: Stage) -> Sample:
+        seen.append(printed.getvalue().rpartition(",")[0])
+        return Sample({RATE: 1.0, MB: 1.0})
+
+    with Stage(20_000) as stage:
+        measure(stage, [Case("produce/a", looks), Case("produce/b", looks)], 1, Console(file=printed), warm_rounds=1)
+    first, second, third = "warm-up: produce/a", "warm-up: produce/b", "round 1 of 1: produce/a"
+    assert [text.splitlines()[-1:] for text in seen] == [[], [first], [second], [third]]
+    assert printed.getvalue().count("\n") == 4
 
 
 def test_targets_are_printed_with_what_was_measured(report: Report) -> None:
