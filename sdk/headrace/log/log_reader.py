@@ -297,16 +297,18 @@ class LogReader:
         position = index.floor_time(timestamp_ms, column)
         if position is None:
             position = self._segments.rebuild_index(segment, read_at, interval).floor_time(timestamp_ms, column) or 0
+        start_offset = Offset(self._state.log_start_offset)
         for at, header in walk_headers(read_at, segment.path, position, segment.size_bytes, None):
-            if batch_timestamp(header, kind) < timestamp_ms or header.end_offset <= self._state.log_start_offset:
+            if batch_timestamp(header, kind) < timestamp_ms or header.end_offset <= start_offset:
                 continue
+            offset = Offset(max(header.base_offset, start_offset))
             if kind is TimestampKind.APPEND:
-                found = TimestampedOffset(Offset(header.base_offset), header.append_timestamp_ms)
-            elif has_plain_timestamps(header):
-                found = first_record(read_at(header.batch_bytes, at), header, timestamp_ms)
-            else:
-                found = TimestampedOffset(Offset(header.base_offset), header.base_timestamp_ms)
-            return found._replace(offset=Offset(max(found.offset, self._state.log_start_offset)))
+                return TimestampedOffset(offset, header.append_timestamp_ms)
+            if not has_plain_timestamps(header):
+                return TimestampedOffset(offset, header.base_timestamp_ms)
+            found = first_record(read_at(header.batch_bytes, at), header, timestamp_ms, start_offset)
+            if found is not None:
+                return found
         return None
 
     def verify(self, offset: int | None = None) -> Offset:

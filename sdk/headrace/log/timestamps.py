@@ -36,10 +36,13 @@ def has_plain_timestamps(header: BatchHeader) -> bool:
     return bool(header.flags & BatchFlags.RECORD_TIMESTAMPS) and header.codec == Codec.NONE
 
 
-def first_record(batch: bytes, header: BatchHeader, timestamp_ms: int) -> TimestampedOffset:
-    """Return the first record of the batch at `timestamp_ms` or later, which must exist. Raises CorruptBatchError."""
+def first_record(
+    batch: bytes, header: BatchHeader, timestamp_ms: int, start_offset: Offset
+) -> TimestampedOffset | None:
+    """Return the batch's first record from `start_offset` on at `timestamp_ms` or later. Raises CorruptBatchError."""
     columns = decode_batch(batch, max_payload_bytes=header.payload_bytes)
     timestamps = columns.timestamps_ms
     assert timestamps is not None, "the batch is flagged to have timestamps"
-    at = int(np.argmax(timestamps >= timestamp_ms))
-    return TimestampedOffset(Offset(columns.offsets(at, at + 1)[0]), int(timestamps[at]))
+    offsets = columns.offset_array(0, columns.record_count)
+    matches = np.flatnonzero((timestamps >= timestamp_ms) & (offsets >= start_offset))
+    return TimestampedOffset(Offset(int(offsets[matches[0]])), int(timestamps[matches[0]])) if matches.size else None

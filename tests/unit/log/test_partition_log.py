@@ -193,6 +193,18 @@ def test_offset_by_record_time_looks_into_a_plain_batch(log):
     assert log.reader.offset_for_timestamp(9_001, TimestampKind.APPEND) is None
 
 
+def test_offset_by_record_time_is_not_that_of_a_deleted_record(log):
+    """The log start is inside a batch: only its records from there on count, else the search continues."""
+    for times in ([100, 50, 60], [90]):
+        batch = encode_batch([b"a"] * len(times), timestamps_ms=times, base_timestamp_ms=min(times))
+        log.append([(batch, read_header(batch))], leader_epoch=0, append_timestamp_ms=9_000)
+    log.retention.delete_records(1, 4)
+    assert log.reader.offset_for_timestamp(80, TimestampKind.RECORD) == (3, 90)
+    assert log.reader.offset_for_timestamp(55, TimestampKind.RECORD) == (2, 60)
+    assert log.reader.offset_for_timestamp(10, TimestampKind.RECORD) == (1, 50)
+    assert log.reader.offset_for_timestamp(95, TimestampKind.RECORD) is None
+
+
 @pytest.mark.parametrize("kind", [TimestampKind.RECORD, TimestampKind.APPEND])
 @pytest.mark.parametrize("interval_bytes", [1, 1 << 20])
 def test_a_time_that_later_batches_are_before_is_found(bench, kind, interval_bytes):
