@@ -121,7 +121,7 @@ class OpenDirectory:
         for log_id in self._directory.log_ids():
             if log_id.topic_id not in known:
                 self._directory.delete_log_directory(log_id)
-        self._directory.remove_deleted()
+        self._remove_deleted()
 
     def _open_partitions(self, topic: DirectoryTopic, opened: list[PartitionLog]) -> None:
         """Open the logs of a topic that are not open, and add them to `opened`."""
@@ -237,8 +237,7 @@ class OpenDirectory:
                 self._partitions.pop((topic.topic_id, log.partition), None)
                 with contextlib.suppress(HeadraceError):
                     self._directory.delete_log(log)
-            with self._removal_lock, contextlib.suppress(HeadraceError):
-                self._directory.remove_deleted()
+            self._remove_deleted()
             raise
         for number in range(topic.partitions):
             self._partitions[topic.topic_id, number].configure(topic)
@@ -254,9 +253,16 @@ class OpenDirectory:
                 if partition is not None:
                     with partition.lock:
                         self._directory.delete_log(partition.log)
-        with self._removal_lock:
-            self._directory.remove_deleted()
+        self._remove_deleted()
         return topic
+
+    def _remove_deleted(self) -> None:
+        """Remove the files of deleted logs; what is left is tried again with the next deletion, and at each start."""
+        try:
+            with self._removal_lock:
+                self._directory.remove_deleted()
+        except HeadraceError as error:
+            _log.error("a deleted log is not removed: %s. Remove from it what headrace did not write.", error.message)
 
     # --- background ---
 

@@ -23,6 +23,7 @@ from headrace.wire.errors import (
     Outcome,
     OutOfOrderSequenceError,
     StorageFullError,
+    StorageOfflineError,
     TimedOutError,
 )
 from headrace.wire.ids import Offset
@@ -36,6 +37,7 @@ from headrace_broker.runtime.maintenance import (
     _maintain_partition,
     _retain_partition,
     _scrub_partition,
+    check_space,
     checkpoint_in_turn,
     note_idle,
     scrub,
@@ -152,6 +154,23 @@ async def test_a_partition_that_is_written_again_is_not_noted(partition: Partiti
     context.advanced[written] = None
     assert list(await note_idle({written: None}, context)) == [written]
     assert written.notes == 0
+
+
+async def test_a_volume_that_does_not_answer_ends_no_maintenance(partition: Partition) -> None:
+    """Neither a refusal nor a failure of statvfs says anything about the free space: what was known stays."""
+    usage = SimpleNamespace(free_bytes=1, total_bytes=10, refusing=True)
+    answers = [StorageBusyError("EMFILE"), usage, StorageOfflineError("EIO")]
+
+    def look() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, HeadraceError):
+            raise answer
+        return answer
+
+    directory: Any = SimpleNamespace(check_space=look)
+    refusing = False
+    seen = [refusing := await check_space(directory, partition.context, refusing) for _ in range(3)]
+    assert seen == [False, True, True]
 
 
 async def test_checkpoints_of_many_partitions_take_turns() -> None:

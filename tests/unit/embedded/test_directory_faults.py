@@ -77,6 +77,25 @@ def test_a_directory_whose_groups_cannot_be_read_can_be_opened_once_they_can(tmp
         assert log.topics() == ["clicks"]
 
 
+def test_a_deleted_log_that_cannot_be_removed_ends_neither_the_deletion_nor_the_next_start(tmp_path, caplog):
+    path = tmp_path / "events"
+    with headrace.open(path) as log:
+        log.admin.create_topic("clicks")
+        [(copied,)] = [list(path.glob("*-0"))]
+        (copied / "old").mkdir()
+        (copied / "old" / "copy.log").write_bytes(b"an operator's")
+        log.admin.delete_topic("clicks")
+        log.admin.create_topic("clicks")
+    with headrace.open(path) as log:
+        assert log.admin.list_topics() == ["clicks"]
+    assert len([record for record in caplog.records if "is not removed" in record.message]) == 2
+    [left] = path.glob("*.deleted-*/old/copy.log")
+    left.unlink()
+    left.parent.rmdir()
+    headrace.open(path).close()
+    assert not list(path.glob("*.deleted-*"))
+
+
 def test_a_group_that_is_deleted_while_a_reader_lists_the_groups(tmp_path, monkeypatch):
     """The others are read. A file that is corrupt is still said."""
     path = tmp_path / "events"
