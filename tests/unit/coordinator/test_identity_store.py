@@ -132,6 +132,19 @@ async def test_the_grant_of_the_last_administrator_ends_no_earlier(parts, ends_a
 
 
 @pytest.mark.parametrize("remove", REMOVALS)
+async def test_an_administrator_for_a_time_is_no_substitute_for_one_without_end(parts, remove):
+    """At the end of that time the cluster would have none, when it is too late to refuse."""
+    key_id = await parts.administrator("ada")
+    await parts.put_user("guest")
+    await parts.add_key("guest")
+    await parts.grant("guest", expires_ms=parts.clock.now_ms() + 60_000)
+    with pytest.raises(ConflictError, match=LAST + " whose grant does not expire"):
+        await remove(parts, key_id)
+    await parts.grant("guest")
+    await remove(parts, key_id)
+
+
+@pytest.mark.parametrize("remove", REMOVALS)
 async def test_an_administrator_without_a_credential_that_works_does_not_count(parts, remove):
     """Disabled, without an API key, with an expired one, with an expired grant, or only a reader: no substitutes."""
     key_id = await parts.administrator("ada")

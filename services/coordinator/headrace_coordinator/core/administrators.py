@@ -77,7 +77,7 @@ class Administrator:
 
 
 def administrators(
-    found: Identities, now_ms: int, removal: Removal = NOTHING, *, accepts_certificates: bool
+    found: Identities, now_ms: int, removal: Removal = NOTHING, *, accepts_certificates: bool, lasting: bool = False
 ) -> Iterator[Administrator]:
     """Yield the administrators that there are after a change, those of direct grants first.
 
@@ -86,8 +86,10 @@ def administrators(
         now_ms: wall time; what has expired does not count.
         removal: the change.
         accepts_certificates: whether a certificate is a credential that works here.
+        lasting: only those whose grant does not expire.
     """
-    grants = [grant for grant in found.cluster_grants if _gives_admin(found, grant, now_ms, removal)]
+    granted = [grant for grant in found.cluster_grants if not (lasting and grant.expires_ms)]
+    grants = [grant for grant in granted if _gives_admin(found, grant, now_ms, removal)]
     for grant in grants:
         if not grant.principal.startswith(GROUP_PREFIX):
             user = _user(found, grant.principal, removal)

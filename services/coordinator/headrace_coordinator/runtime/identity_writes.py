@@ -149,13 +149,16 @@ class IdentityWrites:
     async def _keep_administrator(self, removal: Removal | None, deadline: float) -> tuple[Compare, ...] | None:
         """Return compares by which an administrator remains after a change; `None` if the view is too old to decide.
 
+        It is one whose grant does not expire, if there is such a one before.
+
         Raises:
             ConflictError: If none remains.
         """
         if removal is None:
             return ()
         revision = self._source.revision
-        before, after = self._administrator(), self._administrator(removal)
+        lasting = self._administrator(lasting=True) is not None
+        before, after = self._administrator(lasting=lasting), self._administrator(removal, lasting=lasting)
         if after is not None:
             return self._evidence(after)
         if not await self._is_current(revision, deadline):
@@ -163,13 +166,14 @@ class IdentityWrites:
         if before is None:
             return ()
         raise ConflictError(
-            f"{before.user} is the last administrator, and the cluster would have none",
+            f"{before.user} is the last administrator{' whose grant does not expire' * lasting}, and the cluster would "
+            "have none",
             outcome=Outcome.NOT_APPLIED,
             retriable=False,
             action="First grant admin on cluster to another user that has an API key.",
         )
 
-    def _administrator(self, removal: Removal | None = None) -> Administrator | None:
+    def _administrator(self, removal: Removal | None = None, *, lasting: bool = False) -> Administrator | None:
         """Return an administrator that there is after a change."""
         return next(
             administrators(
@@ -177,6 +181,7 @@ class IdentityWrites:
                 self.clock.now_ms(),
                 removal or Removal(),
                 accepts_certificates=self._accepts_certificates,
+                lasting=lasting,
             ),
             None,
         )
