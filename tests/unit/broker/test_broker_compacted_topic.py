@@ -12,11 +12,13 @@ from headrace.log.log_compaction import LogCompaction
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.encoding import CompactedRange, column_parts, encode_batch, join_column
 from headrace.wire.errors import InvalidRequestError, StorageFullError
+from headrace_broker.core.messages import StateSeen
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.maintenance import compact_partition, note_sizes
+from headrace_server.partition_state import PartitionState, Replica
 
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.broker.test_broker_runtime import batch, leading_partition
+from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, leading_partition
 
 COMPACT = replace(TopicConfig(), cleanup_policy="compact")
 AT_MS = 1_700_000_000_000
@@ -160,3 +162,35 @@ async def test_a_full_disk_refuses_appends_and_leaves_compaction_for_later(tmp_p
         taken = partition.appender.append_now([keyed[0]], -1, committed=True)
         assert taken is not None
         assert taken.error is None
+
+
+@pytest.mark.parametrize(("others", "role"), [(True, Role.OFFLINE), (False, Role.LEADING)])
+async def test_a_compaction_that_finds_corruption(tmp_path: Path, others: bool, role: Role) -> None:
+    """H33: the only replica in sync keeps serving the intact records, with an alarm; else another has them."""
+    async with leading_partition(tmp_path) as partition:
+        context = partition.context
+        assert isinstance(context.clock, ManualClock)
+        partition.config = COMPACT
+        await partition.update_log_settings()
+        for number in range(4):
+            keyed = encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS)
+            assert partition.appender.append_now([keyed], -1, committed=True) is not None
+        partition.on_flushed(partition.flush_blocking())
+        partition.open_log._writer.roll()
+        if others:
+            me, other = Replica(1, 5), Replica(2, 6)
+            partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
+        file = tmp_path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        assert not await compact_partition(partition, context.now_ms())
+        assert partition.replica.role is role
+        alarms = context.metrics.corruptions_detected._value.get
+        if not others:
+            assert alarms() == 1
+            assert not await compact_partition(partition, context.now_ms())
+            assert alarms() == 1
+            context.clock.advance(3_600_000)
+            assert not await compact_partition(partition, context.now_ms())
+            assert alarms() == 2

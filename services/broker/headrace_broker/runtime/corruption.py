@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _LOOK_BYTES = 16 << 20
+COMPACT_AGAIN_MS = 3_600_000
+"""Time after which a log that a compaction found corrupt is compacted again: retention may have removed the records."""
 
 
 class CorruptionCheck:
@@ -28,6 +30,7 @@ class CorruptionCheck:
         self._context = partition.context
         self.task: asyncio.Task[None] | None = None
         """Task of the last verification."""
+        self._compact_again_ms = 0
 
     def verify(self, offset: int) -> None:
         """Verify the log on disk after a reader found corrupt bytes; take the replica offline if it is corrupt."""
@@ -66,3 +69,16 @@ class CorruptionCheck:
             return
         self._context.metrics.corruptions_detected.inc()
         log.error("log_corrupt", topic=self._partition.topic, partition=self._partition.number, reason=str(error))
+
+    @property
+    def is_compaction_paused(self) -> bool:
+        """Whether a compaction has found this log corrupt within the last hour."""
+        return self._context.clock.monotonic_ms() < self._compact_again_ms
+
+    def note_compaction_error(self, error: HeadraceError) -> None:
+        """Handle the error of a compaction: corruption is that of a read, other failures take the replica offline."""
+        if isinstance(error, CorruptLogError):
+            self._compact_again_ms = self._context.clock.monotonic_ms() + COMPACT_AGAIN_MS
+            self.note_read_error(error)
+        else:
+            self._partition.fail_unless_refused(error)

@@ -257,7 +257,7 @@ def _log_to_compact(partition: Partition) -> PartitionLog | None:
 async def compact_partition(partition: Partition, now_ms: int | None) -> bool:
     """Compact the log of one replica if that is due, in a thread, while it serves; return whether it was."""
     partition_log, replica, metrics = _log_to_compact(partition), partition.replica, partition.context.metrics
-    if partition_log is None or now_ms is None:
+    if partition_log is None or now_ms is None or partition.corruption.is_compaction_paused:
         return False
     compaction, high_watermark, producers = partition_log.compaction, int(replica.high_watermark), replica.producers
     if partition.table is not None:
@@ -273,7 +273,7 @@ async def compact_partition(partition: Partition, now_ms: int | None) -> bool:
         report = await partition.in_thread(lambda: compaction.compact(now_ms, high_watermark, kept))
     except HeadraceError as error:
         if _log_at_work(partition) is partition_log:
-            partition.fail_unless_refused(error)
+            partition.corruption.note_compaction_error(error)
         return False
     if report is not None:
         metrics.compactions.inc()

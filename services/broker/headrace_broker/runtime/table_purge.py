@@ -129,7 +129,7 @@ class TablePurge:
                     partial(compaction.purge, now_ms, high_watermark, kept, wanted.records, end_offset)
                 )
             except HeadraceError as error:
-                partition.fail_unless_refused(error)
+                partition.corruption.note_compaction_error(error)
                 raise
             if report is None:
                 await self._await_state(end_offset)
