@@ -14,6 +14,7 @@ from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.table_purge import TablePurge
 from headrace_broker.runtime.table_writes import TableWrites
 
+from tests.fakes.manual_clock import ManualClock
 from tests.unit.broker.test_broker_runtime import leading_partition
 from tests.unit.broker.test_broker_table import CONFIG, open_table, read, stored, write
 
@@ -100,6 +101,28 @@ async def test_a_caller_that_comes_back_finds_the_same_purge(tmp_path: Path, mon
         assert await purges.purge(wanted, 30.0) is not None
         assert calls == 3
         assert b"secret" not in stored(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["a minute passes", "the log is truncated"])
+async def test_a_result_that_was_left_is_not_that_of_a_later_purge(tmp_path: Path, change: str) -> None:
+    """What has expired or was copied here since is removed, too."""
+    async with leading_partition(tmp_path) as partition:
+        _, purges = await opened(partition)
+        wanted = PurgedRows(end_of(partition), deleted=True)
+        assert await purges.purge(wanted, 0.0) is None
+        task = purges._task
+        assert task is not None
+        await task
+        if change == "a minute passes":
+            assert isinstance(partition.context.clock, ManualClock)
+            partition.context.clock.advance(60_000)
+        else:
+            partition.open_log._state.truncations += 1
+        assert await purges.purge(wanted, 0.0) is None, "another one has begun"
+        assert purges._task is not task
+        again = await purges.purge(wanted, 30.0)
+        assert again is not None
+        assert again.removed_records == 0
 
 
 async def test_a_retry_is_recognised_after_a_purge(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from headrace_server.caller_turns import next_turn
 from headrace_broker.runtime.waiters import WakeUp
 
 if TYPE_CHECKING:
+    from headrace.log.log import PartitionLog
+
     from headrace_broker.runtime.partition import Partition
     from headrace_broker.runtime.table import PartitionTable
 
@@ -28,6 +30,8 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS = 0.1
 COMMIT_SECONDS = 60.0
 """Time for which a purge waits until what it has closed is committed."""
+KEPT_MS = 60_000
+"""Time for which the result of a purge waits for its caller, which asks again within 20 s."""
 _TRIES = 20
 
 
@@ -39,6 +43,8 @@ class TablePurge:
         self._table = table
         self._wanted: PurgedRows | None = None
         self._task: asyncio.Task[CompactionReport] | None = None
+        # The log of the last purge with its truncations, and when that ended.
+        self._ended: tuple[PartitionLog, int, int] | None = None
 
     def close(self) -> None:
         """End the purge in progress."""
@@ -64,9 +70,9 @@ class TablePurge:
                     retriable=True,
                     action="Try again; it ends.",
                 )
-        if self._task is None or self._wanted != wanted:
-            self._wanted, self._task = wanted, asyncio.create_task(self._purge(wanted))
-            self._task.add_done_callback(_look_at)
+        if self._task is None or self._wanted != wanted or self._is_outdated():
+            self._wanted, self._ended, self._task = wanted, None, asyncio.create_task(self._purge(wanted))
+            self._task.add_done_callback(self._note_end)
         task = self._task
         await asyncio.wait([task], timeout=seconds)
         if not task.done():
@@ -78,6 +84,23 @@ class TablePurge:
     def _is_busy(self, wanted: PurgedRows) -> bool:
         """Whether another purge than this one is in progress."""
         return self._task is not None and self._wanted != wanted and not self._task.done()
+
+    def _is_outdated(self) -> bool:
+        """Whether the last purge has ended too long ago for its result: more may have expired, or been copied here."""
+        if self._ended is None:
+            return False
+        log, truncations, ended_ms = self._ended
+        if log is not self._partition.log or log.truncations != truncations:
+            return True
+        return self._partition.context.clock.monotonic_ms() - ended_ms >= KEPT_MS
+
+    def _note_end(self, task: asyncio.Task[CompactionReport]) -> None:
+        """Take note of an error without a caller, which the next one meets again."""
+        if not task.cancelled():
+            task.exception()
+        log = self._partition.log
+        if task is self._task and log is not None:
+            self._ended = log, log.truncations, self._partition.context.clock.monotonic_ms()
 
     async def _purge(self, wanted: PurgedRows) -> CompactionReport:
         partition, log = self._partition, self._partition.open_log
@@ -137,9 +160,3 @@ class TablePurge:
             log.info("rows_purged", topic=partition.topic, partition=partition.number, **report._asdict())
             return report
         raise TimedOutError("the log was truncated or cut off again and again", outcome=Outcome.UNKNOWN, retriable=True)
-
-
-def _look_at(task: asyncio.Task[CompactionReport]) -> None:
-    """Take note of an error without a caller, which the next one meets again."""
-    if not task.cancelled():
-        task.exception()
