@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ConsumerConfig, client_repr
-from headrace.client.base.errors import ConfigError, WakeupError
+from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Operation
 from headrace.client.base.records import DecodedBatch, Record, RecordBatch
 from headrace.client.consumer.record_cursor import RecordCursor
@@ -27,7 +27,6 @@ from headrace.client.group.offsets import CommitCallback, OffsetAndMetadata
 from headrace.client.tracing.receiving import ReceiveTracing
 from headrace.wire.errors import (
     CorruptBatchError,
-    HeadraceError,
     UnknownPartitionError,
     UnknownTopicError,
     UnknownTopicIdError,
@@ -88,7 +87,7 @@ class ConsumerCore:
         if self.group is not None:
             self.group.on_poll_begin()
         while True:
-            decoded = yield from self._next_decoded_batch(None, None)
+            decoded = yield from self._first_decoded_batch(None, None)
             assert decoded is not None, "a wait without end ends with a decoded batch or an error"
             if self._receive(decoded, decoded.base_offset):
                 if not decoded.is_empty:
@@ -114,15 +113,11 @@ class ConsumerCore:
         decoded_batches: list[DecodedBatch] = []
         size = 0
         left = max_records
-        wait = timeout
         while left is None or left > 0:
-            try:
-                decoded = yield from self._next_decoded_batch(wait, left, first=not decoded_batches)
-            except WakeupError:
-                if not decoded_batches:
-                    raise
-                self.fetcher.wakeup()  # The records received so far are returned; the next wait ends.
-                break
+            if decoded_batches:
+                decoded = self._further_decoded_batch(left)
+            else:
+                decoded = yield from self._first_decoded_batch(timeout, left)
             if decoded is None:
                 break
             size += decoded.payload_bytes
@@ -139,7 +134,6 @@ class ConsumerCore:
             decoded_batches.append(decoded)
             if left is not None:
                 left -= decoded.end - decoded.start
-            wait = 0
         if telemetry is not None and decoded_batches:
             self.tracing.received(telemetry, decoded_batches, start_ns)
         if self.group is not None:
@@ -288,32 +282,21 @@ class ConsumerCore:
 
     # --- internal ---
 
-    def _next_decoded_batch(
-        self, timeout: float | None, most: int | None, *, first: bool = True
-    ) -> Operation[DecodedBatch | None]:
-        """Return the next records, at most `most`; waits for the first only; `None` on timeout."""
+    def _first_decoded_batch(self, timeout: float | None, most: int | None) -> Operation[DecodedBatch | None]:
+        """Wait for the next records, at most `most`; `None` on timeout."""
         group = self.group
         deadline = None if timeout is None else monotonic() + timeout
         while True:
             delivery_paused = False
-            if group is not None and first:
+            if group is not None:
                 yield from group.follow()
                 delivery_paused = group.delivery_paused()
-            decoded = None if delivery_paused else self._open_fetch.take_rest()
-            if decoded is None and not delivery_paused:
-                try:
+            if not delivery_paused:
+                decoded = self._open_fetch.take_rest()
+                if decoded is None:
                     decoded = yield from self._decode_next()
-                except HeadraceError:
-                    if first:
-                        raise
-                    return None  # Records before the corrupt batch are returned; the next call raises the error.
-            if decoded is not None:
-                if most is not None and decoded.end - decoded.start > most:
-                    self._open_fetch.rest = decoded.cut(most, decoded.end - decoded.start)
-                    decoded = decoded.cut(0, most)
-                return decoded
-            if not first and (most is None or not self._has_completed_fetches()):
-                return None  # One poll returns records of one fetch.
+                if decoded is not None:
+                    return self._cut(decoded, most)
             if group is None and self.fetcher.positions.is_empty():
                 raise ConfigError("this consumer reads nothing", action="Name topics, or assign partitions first.")
             left = None if deadline is None else max(0.0, deadline - monotonic())
@@ -329,9 +312,30 @@ class ConsumerCore:
                 return None
             self._open_fetch.begin(completed)
 
-    def _has_completed_fetches(self) -> bool:
-        with self.fetcher.changing() as positions:
-            return bool(positions.has_completed_fetches())
+    def _further_decoded_batch(self, most: int | None) -> DecodedBatch | None:
+        """Return records for a poll that has received some, at most `most`; `None` if it must return those.
+
+        Nothing is awaited and no error is raised, because the received records would be lost: the next poll does both.
+        """
+        while True:
+            decoded = self._open_fetch.take_rest()
+            if decoded is None:
+                decoded = self._open_fetch.decode_unless_error()
+            if decoded is not None:
+                return self._cut(decoded, most)
+            if most is None or self._open_fetch.completed is not None:
+                return None  # One poll returns records of one fetch, or an error comes next.
+            completed = self.fetcher.completed_fetch()
+            if completed is None:
+                return None
+            self._open_fetch.begin(completed)
+
+    def _cut(self, decoded: DecodedBatch, most: int | None) -> DecodedBatch:
+        """Return at most `most` records of a decoded batch, and keep the rest."""
+        if most is None or decoded.end - decoded.start <= most:
+            return decoded
+        self._open_fetch.rest = decoded.cut(most, decoded.end - decoded.start)
+        return decoded.cut(0, most)
 
     def _decode_next(self) -> Operation[DecodedBatch | None]:
         completed = self._open_fetch.completed
@@ -349,7 +353,7 @@ class ConsumerCore:
                 if self.group is not None:
                     self.group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)
             return None
-        except Exception:
+        except BaseException:  # Also Ctrl-C: the fetch is not open any more.
             with self.fetcher.changing() as positions:
                 if positions.generation(completed.where) == completed.generation:
                     positions.rewind(completed.where)

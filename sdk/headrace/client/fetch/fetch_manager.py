@@ -157,6 +157,13 @@ class FetchManager:
                 return None
             yield WaitUntil(self._ready, lambda: self._is_ready(delivery_paused), left)
 
+    def completed_fetch(self) -> CompletedFetch | None:
+        """Return a completed fetch that is there; `None` if there is none, or if `next_fetch` would raise an error."""
+        with self._lock:
+            if self._wakeup or self._is_over() or not self.positions.has_completed_fetches():
+                return None
+            return self._pop(delivery_paused=False)
+
     def _pop(self, delivery_paused: bool) -> CompletedFetch | None:
         """Return the next completed fetch, or `None` if there is none now. Called under the lock."""
         self.check()

@@ -62,3 +62,21 @@ class OpenFetch:
         if decoded is None:
             self.completed = None
         return decoded
+
+    def decode_unless_error(self) -> DecodedBatch | None:
+        """Decode the next batch; `None` if none is left, or if that fails: the fetch stays open, and `decode` raises.
+
+        So a poll that has received records returns them before the error.
+        """
+        try:
+            decoded = next(self._decoded_batches, None)
+        except Exception as error:
+            self._decoded_batches = map(_raise, (error,))
+            return None
+        if decoded is None:
+            self.completed = None
+        return decoded
+
+
+def _raise(error: Exception) -> DecodedBatch:
+    raise error
