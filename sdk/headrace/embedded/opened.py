@@ -286,11 +286,12 @@ class OpenDirectory:
 
     def _care(self, partition: DirectoryPartition, *, retains: bool, compacts: bool) -> None:
         now_ms = time.time_ns() // 1_000_000
+        is_copy = bool(partition.topic.origin)  # Which keeps what the cluster removes.
         try:
             partition.checkpoint()
-            if retains:
+            if retains and not is_copy:
                 partition.retain(now_ms)
-            if compacts and partition.topic.config.compacts:
+            if compacts and not is_copy and partition.topic.config.compacts:
                 partition.compact(now_ms, self.compaction_end(partition))
             self._show(partition)
         except REFUSALS as error:

@@ -62,3 +62,22 @@ def test_a_batch_of_another_log_around_the_end_of_a_copy_is_refused(copied):
     with pytest.raises(DivergedLogError):
         copied.copy(stored([encode_batch([b"x", b"y", b"z"], base_timestamp_ms=1)], 0, 0), 10)
     assert copied.log_end_offset == 2
+
+
+@pytest.mark.parametrize("settings", [{"retention_ms": "1"}, {"retention_bytes": "1"}, {"cleanup_policy": "compact"}])
+def test_a_copy_keeps_what_its_settings_remove_from_the_cluster(tmp_path, settings):
+    """They are the cluster's, whose records may be gone by now."""
+    directory = OpenDirectory(str(tmp_path / "copy"), creates=True)
+    directory.adopt("t", TOPIC_ID, 1, settings, "cluster-1")
+    partition = directory.copied(TOPIC_ID, 0)
+    chain = 0
+    for number in range(3):
+        batch = encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=1)
+        assert partition.copy(stored([batch], number, chain), 100)
+        chain = partition.log.end_mark.crc
+        partition.log._writer.roll()
+    partition.flush()
+    size_bytes = partition.log.size_bytes
+    directory._care(partition, retains=True, compacts=True)
+    assert (partition.log_start_offset, partition.log.size_bytes) == (0, size_bytes)
+    directory.close()
