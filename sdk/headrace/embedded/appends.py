@@ -107,7 +107,7 @@ class AppendQueue:
             errors: dict[DirectoryPartition, HeadraceError] = {}
             for partition in {partition: None for written, _ in found for partition, _ in written.unflushed}:
                 try:
-                    partition.flush()
+                    partition.flush_appended()
                 except Exception as error:
                     errors[partition] = _told(error)
             self._visible({partition for written, _ in found for partition in written.partitions})

@@ -201,6 +201,14 @@ class DirectoryPartition:
         if self.log.flushed_offset < self.log.log_end_offset:
             self.log.flush()
 
+    def flush_appended(self) -> None:
+        """As `flush`, for those whose records are in the log already: the outcome of its errors is UNKNOWN."""
+        try:
+            self.flush()
+        except HeadraceError as error:
+            error.outcome = Outcome.UNKNOWN
+            raise
+
     # --- what is removed ---
 
     def delete_records(self, before_offset: int) -> Offset:

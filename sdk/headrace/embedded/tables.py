@@ -259,6 +259,7 @@ class DirectoryTables:
         with partition.lock, state.lock:
             found = partition.producers.find(*write.producer) if write.producer[0] >= 0 else None
             if found is not None:  # It would be decided by what it has written itself.
+                _flush_if_counted(partition)
                 end_offset = found.base_offset + found.record_count
                 return tables_pb2.WriteRowResponse(applied=True, version=end_offset - 1, records=found.record_count)
             partition.flush()
@@ -296,8 +297,7 @@ class DirectoryTables:
         result = partition.append([write.encode(time.time_ns() // 1_000_000)])
         if result.error is not None:
             raise result.error
-        if partition.topic.config.counts_flushed:
-            partition.flush()
+        _flush_if_counted(partition)
         return tables_pb2.WriteRowResponse(applied=True, version=result.end_offset - 1, records=len(write.columns))
 
     def keep(self, topic_ids: Collection[bytes]) -> None:
@@ -354,3 +354,9 @@ class DirectoryTables:
         else:
             raise OffsetNotAvailableError("the rows were changed again and again while they were read")
         answer.add(found, values, rows)
+
+
+def _flush_if_counted(partition: DirectoryPartition) -> None:
+    """Make an appended write durable if its topic acknowledges only what is flushed."""
+    if partition.topic.config.counts_flushed:
+        partition.flush_appended()

@@ -449,7 +449,7 @@ class FailingPartition:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def flush(self) -> None:
+    def flush_appended(self) -> None:
         raise self.error
 
 

@@ -11,9 +11,11 @@ import headrace
 import headrace.client.table.table
 import pytest
 from headrace.embedded.followed import FollowedDirectory
+from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.opened import OpenDirectory
 from headrace.embedded.tables import DirectoryTables, DirectoryTableState
-from headrace.log.errors import CorruptLogError
+from headrace.log.errors import CorruptLogError, StorageBusyError
+from headrace.log.log import PartitionLog
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.table_keys import table_key
 
@@ -278,3 +280,34 @@ def test_the_start_of_a_table_holds_up_nothing_else(tmp_path, monkeypatch):
         finally:
             ended.set()
         assert (dict(first.result(WAIT)), conditional.result(WAIT)) == ({"v": "1"}, 2)
+
+
+@pytest.mark.parametrize("condition", [{}, {"if_version": headrace.ABSENT}])
+def test_a_write_that_was_not_flushed_is_not_acknowledged_by_its_retry(tmp_path, monkeypatch, condition):
+    """Neither as written nor as not written: it is in the log, and a loss of power takes it."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("users", 1, config=TABLE)
+        flush, flush_appended = PartitionLog.flush, DirectoryPartition.flush_appended
+        refusals, outcomes, logs = [StorageBusyError("no descriptor")] * 2, [], set()
+
+        def flush_later(log):
+            logs.add(log)
+            if refusals and log.flushed_offset < log.log_end_offset:
+                raise refusals.pop()
+            return flush(log)
+
+        def told(partition):
+            try:
+                flush_appended(partition)
+            except headrace.HeadraceError as error:
+                outcomes.append(error.outcome)
+                raise
+
+        monkeypatch.setattr(DirectoryPartition, "flush_appended", told)
+        monkeypatch.setattr(PartitionLog, "flush", flush_later)
+        with log.table("users") as users:
+            assert users.put("k", {"v": "1"}, **condition) == 0
+            [written] = logs
+            assert written.flushed_offset == written.log_end_offset
+            assert users.get("k")["v"] == "1"
+        assert set(outcomes) == {headrace.Outcome.UNKNOWN}
