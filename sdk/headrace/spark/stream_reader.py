@@ -190,7 +190,10 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffsets(ends, latest.topic_ids, starts, self._epochs(StreamOffsets(), ends, latest.topic_ids))
 
     def _next(self, before: StreamOffsets, latest: StreamOffsets, most: int) -> StreamOffsets:
-        """Return the end of any other micro-batch. Unknown partitions are read from offset 0."""
+        """Return the end of any other micro-batch. Unknown partitions are read from offset 0.
+
+        A partition that metadata omits keeps its position: a topic never has fewer, so the metadata is out of date.
+        """
         self._look_for_gone(before, latest)
         starts = known_starts(before, latest.topic_ids)
         shorter = [where for where, end in latest.ends.items() if end < starts.get(where, 0)]
@@ -206,7 +209,12 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     starts[where] = max(starts.get(where, 0), min(first, ends[where]))
             ends = limited(starts, ends, most)
         known = StreamOffsets({where: end for where, end in starts.items() if where not in cut}, epochs=before.epochs)
-        return StreamOffsets(ends, latest.topic_ids, epochs=self._epochs(known, ends, latest.topic_ids))
+        epochs = self._epochs(known, ends, latest.topic_ids)
+        if not self._options.subscription.assigned:  # There the option decides which partitions are read.
+            omitted = {at: end for at, end in starts.items() if at not in ends and at.topic in latest.topic_ids}
+            ends |= omitted
+            epochs |= {where: before.epochs[where] for where in omitted if where in before.epochs}
+        return StreamOffsets(ends, latest.topic_ids, epochs=epochs)
 
     def _epochs(
         self, before: StreamOffsets, ends: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]

@@ -12,7 +12,7 @@ from headrace.spark.stream_reader import HeadraceStreamReader
 from headrace.wire.columns import encode_batch
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from tests.fakes.cluster import FakeCluster, running_fake
+from tests.fakes.cluster import FakeCluster, FakePartition, running_fake
 
 
 @pytest.fixture
@@ -155,6 +155,38 @@ def test_a_planned_batch_whose_records_are_lost_is_an_error(fake):
     cut(fake, 60)
     with pytest.raises(DataLossError, match=r"t-0 was truncated.*, up to offset 100, the 40 records from 60 on"):
         Stream(fake).run(first.at, planned)
+
+
+@pytest.mark.parametrize("options", [{}, {"failondataloss": "false"}])
+@pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(50)])
+def test_a_partition_that_outdated_metadata_omits_is_not_read_again(fake, options, limit):
+    """A server that cannot reach etcd responds with the partitions that it knew."""
+    fake.topics["t"].partitions.append(FakePartition())
+    fake.append("t", encode_batch([b"other"], base_timestamp_ms=5), partition=1)
+    stream = Stream(fake, **options)
+    stream.batch()
+    assert stream.at["t"] == {"0": 100, "1": 1}
+    epochs = stream.at[EPOCHS]
+    added = fake.topics["t"].partitions.pop()
+    assert stream.batch(limit) == []
+    fill(fake, "new", 100, 110)
+    assert stream.batch(limit) == values("new", 100, 110)
+    assert stream.at["t"] == {"0": 110, "1": 1}
+    assert stream.at[EPOCHS] == epochs
+    fake.topics["t"].partitions.append(added)
+    assert stream.batch(limit) == []
+
+
+def test_a_partition_that_is_not_assigned_any_more_leaves_the_checkpoint(fake):
+    fake.topics["t"].partitions.append(FakePartition())
+    stream = Stream(fake)
+    stream.batch()
+    stream.reader.stop()
+    fewer = Stream(fake, subscribe="", assign='{"t": [0]}')
+    fewer.at = stream.at
+    fill(fake, "new", 100, 110)
+    assert fewer.batch() == values("new", 100, 110)
+    assert fewer.at["t"] == {"0": 110}
 
 
 def test_an_old_checkpoint_continues_and_gets_epochs(fake):
