@@ -69,13 +69,13 @@ def plan_load(positions: Mapping[int, int], earliest: Mapping[int, int], latest:
         latest: log end by partition, exclusive.
 
     Raises:
-        TruncatedError: If the table is ahead of the log, or has partitions that the topic does not have.
+        TruncatedError: If the table is ahead of the log.
     """
-    ahead = {partition: at for partition, at in positions.items() if at > latest.get(partition, 0)}
+    ahead = {partition: at for partition, at in positions.items() if at > latest[partition]}
     if ahead:
         partition, at = next(iter(sorted(ahead.items())))
         raise TruncatedError(
-            f"the table ends at offset {at} of partition {partition}, and the log at {latest.get(partition, 0)}: "
+            f"the table ends at offset {at} of partition {partition}, and the log at {latest[partition]}: "
             "the log has lost records since they were loaded; load into another directory"
         )
     wanted = {partition: positions.get(partition, 0 if positions else first) for partition, first in earliest.items()}

@@ -73,7 +73,8 @@ class TopicLog:
         """Return the offsets to load after `positions`, those of a table; `epochs` are those of the records before.
 
         Raises:
-            LoadError: If records were removed before they were loaded, or the log has lost some that were.
+            LoadError: If records were removed before they were loaded, the log has lost some that were, or a server
+                responded that does not know all partitions.
         """
         known = {number: (positions[number], epoch) for number, epoch in epochs.items()}
         for number, point in self._look_up(truncation_points, known).items():
@@ -82,9 +83,14 @@ class TopicLog:
                 f"{positions[number]}, which the table has, those from {point} on were lost or replaced. "
                 "Load into another table"
             )
-        latest = self.offsets("latest")
+        earliest, latest = self.offsets("earliest"), self.offsets("latest")
+        if omitted := sorted(positions.keys() - (earliest.keys() & latest.keys())):
+            raise LoadError(
+                f"the metadata of {self.topic} omits partition {omitted[0]}, which the table has, and is therefore out "
+                "of date; run the load again, which continues"
+            )
         try:
-            plan = plan_load(positions, self.offsets("earliest"), latest)
+            plan = plan_load(positions, earliest, latest)
         except TruncatedError as error:
             raise LoadError(str(error)) from None
         if plan.losses and not accept_data_loss:

@@ -248,6 +248,25 @@ def test_columns_that_a_coordinator_does_not_know_yet_are_waited_for(
     assert read(tmp_path, "parquet")["country"].to_pylist() == ["DE"]
 
 
+@pytest.mark.parametrize("omitted_at", ["earliest", "latest"])
+def test_metadata_that_omits_a_partition_is_no_loss(log, loaded, monkeypatch, omitted_at):
+    """A server that cannot reach etcd responds with the partitions that it knew."""
+    send(log, 0, 30)
+    loaded()
+    offsets = TopicLog.offsets
+    with monkeypatch.context() as outdated:
+        outdated.setattr(
+            TopicLog,
+            "offsets",
+            lambda self, at: {n: found for n, found in offsets(self, at).items() if n < 2 or at != omitted_at},
+        )
+        with pytest.raises(headrace.LoadError, match=r"omits partition 2, .* run the load again, which continues"):
+            loaded()
+    send(log, 30, 3)
+    (summary,) = loaded()
+    assert summary.rows == 3
+
+
 def test_snapshots_of_iceberg_expire_by_the_clock_of_the_world(log, loaded, tmp_path, monkeypatch):
     """And not by that of a time zone: those of the last hour are kept."""
     monkeypatch.setenv("TZ", "Europe/Berlin")
