@@ -18,7 +18,8 @@ from headrace.client.loading.row_writer import RowWriter
 from headrace.client.loading.tables.errors import LoadError
 from headrace.client.loading.tables.places import AnyAttempt
 from headrace.client.loading.topic_log import TopicLog
-from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
+from headrace.wire.typed.payload import Directory
+from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns, parse_columns
 
 if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 COLUMNS_SECONDS = 30.0
 """Maximum wait for a coordinator that does not have the columns of records yet."""
 LOOK_AGAIN_SECONDS = 0.1
+MAX_KNOWN_TEXTS = 100
+"""Maximum number of producers' columns that are remembered as seen."""
 
 
 class TopicLoad:
@@ -85,7 +88,7 @@ class TopicLoad:
         return 0 if self._writer is None else self._writer.rows
 
     def add(self, decoded: DecodedBatch, end: int | None) -> None:
-        """Write records to the open files, as far as they are below `end`. A new column ends the commit before it.
+        """Write records to the open files, as far as they are below `end`. A change of columns ends the commit before.
 
         Raises:
             LoadError: If the table cannot have their columns.
@@ -94,12 +97,8 @@ class TopicLoad:
             decoded = decoded.cut(0, bisect_left(decoded.offsets(), end))
         if decoded.is_empty:
             return
-        typed = decoded.columns.typed  # Has the columns of the producer, which may be newer than the reader's.
-        if typed is not None and _newest_id(typed.columns) > self._newest_id:
-            self._renew_columns(_newest_id(typed.columns))
-            if self._writer is not None:
-                self._commit(self._positions_before(decoded))
-            self._check_columns()
+        if decoded.columns.typed is not None:
+            self._follow_columns(decoded, decoded.columns.typed.directory)
         if self._writer is None:
             self._attempt = self._place.begin()
             self._writer = RowWriter(
@@ -173,7 +172,7 @@ class TopicLoad:
         schema = untyped_columns()
         if self._columns_text:
             self._typed = parse_columns(self._columns_text)
-            self._newest_id = _newest_id(self._typed.columns)
+            self._known_texts = {self._typed.batch_text}
             names = [*(column.name for column in self._typed.current), *METADATA]
             self._typed_columns = typed_columns_of(self._typed.current, names)
             schema = self._typed_schema = typed_schema(self._typed_columns)
@@ -182,24 +181,49 @@ class TopicLoad:
             self._options.partition_by, self._columns, has_empty_text=self._table.keeps_columns
         )
 
-    def _renew_columns(self, wanted: int) -> None:
-        """Look up the columns until they have the id `wanted`, which a producer has: a coordinator may be late.
+    def _follow_columns(self, decoded: DecodedBatch, directory: Directory) -> None:
+        """Look up the columns if those of the producer, which may be older or newer, have not been seen yet.
 
         Raises:
-            LoadError: If they do not have it after half a minute.
+            LoadError: If the table cannot have the columns of now, or coordinators do not have those of the producer.
+        """
+        if directory.text in self._known_texts:
+            return
+        before = self._columns_text
+        self._renew_columns(directory.columns.columns)
+        if self._columns_text != before:
+            if self._writer is not None:
+                self._commit(self._positions_before(decoded))
+            self._check_columns()
+        if len(self._known_texts) >= MAX_KNOWN_TEXTS:
+            self._known_texts.clear()
+        self._known_texts.add(directory.text)
+
+    def _renew_columns(self, written: Sequence[TopicColumn]) -> None:
+        """Look up the columns until they have those of a producer: a coordinator may be late.
+
+        Raises:
+            LoadError: If they do not have them after half a minute.
         """
         deadline = time.monotonic() + COLUMNS_SECONDS
         while True:
             self._columns_text = self.log.columns()
             self._set_columns()
-            if self._newest_id >= wanted:
+            if not any(map(self._lacks, written)):
                 return
             if time.monotonic() >= deadline:
                 raise LoadError(
-                    f"records of {self.topic} have a column that coordinators do not have; run the load again, which "
-                    "continues"
+                    f"records of {self.topic} have a column, or values of one, that coordinators do not have; run the "
+                    "load again, which continues"
                 )
             time.sleep(LOOK_AGAIN_SECONDS)
+
+    def _lacks(self, written: TopicColumn) -> bool:
+        """Return whether a column is not known, or would lose digits. Casts between other types fail at a loss."""
+        known = None if self._typed is None else self._typed.by_id(written.id)
+        if known is None:
+            return True
+        return not known.is_dropped and (known.type.name, written.type.name) == ("float", "double")
 
     def _check_columns(self) -> None:
         """Check that the columns have the types that they have in the table; further ones may be new.
@@ -209,7 +233,3 @@ class TopicLoad:
         """
         if found := self._table.conflicts(self._columns):
             raise LoadError(f"{'; '.join(found)}: load {self.topic} into another table from now on")
-
-
-def _newest_id(columns: Sequence[Any]) -> int:
-    return max((column.id for column in columns), default=0)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -210,23 +212,89 @@ def test_a_load_follows_and_compacts(log, loaded, tmp_path, table_format, monkey
     assert numbers(read(tmp_path, table_format)) == list(range(count + 1))
 
 
-def test_columns_that_are_added_while_a_load_follows(log, loaded, tmp_path):
+@pytest.fixture
+def following(loaded):
+    """Starts a load that follows a topic; returns a call that waits for its next commit. Ends it after the block."""
+
+    @contextmanager
+    def run(topic):
+        stop, commits = threading.Event(), threading.Semaphore(0)
+        every = {"follow": True, "every": 0.01, "stop": stop, "progress": lambda _: commits.release()}
+        with ThreadPoolExecutor(1) as pool:
+            load = pool.submit(loaded, topic, **every)
+            load.add_done_callback(lambda _: commits.release())
+            try:
+                yield lambda: commits.acquire(timeout=DEADLINE_SECONDS)
+            finally:
+                stop.set()
+            load.result(DEADLINE_SECONDS)
+
+    return run
+
+
+def test_columns_that_are_added_while_a_load_follows(log, following, tmp_path):
     """Rows before and after are in one table."""
-    stop, commits = threading.Event(), threading.Semaphore(0)
-    every = {"follow": True, "every": 0.01, "stop": stop, "progress": lambda _: commits.release()}
-    thread = threading.Thread(target=lambda: loaded("visits", **every))
-    thread.start()
-    try:
+    with following("visits") as committed:
         visit(log, [{"page": "/a", "user": 1}])
-        assert commits.acquire(timeout=DEADLINE_SECONDS)
+        assert committed()
         log.admin.alter_config("visits", {"columns": f"{VISITS}, country string"})
         visit(log, [{"page": "/c", "user": 3, "country": "DE"}])
-        assert commits.acquire(timeout=DEADLINE_SECONDS)
-    finally:
-        stop.set()
-        thread.join(DEADLINE_SECONDS)
+        assert committed()
     rows = [(row["page"], row["country"]) for row in read(tmp_path, "parquet").to_pylist()]
     assert sorted(rows) == [("/a", None), ("/c", "DE")]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "value"), [("float", "double", 0.1), ("int32", "int64", 1 << 40), ("string", "binary", b"\xff")]
+)
+def test_a_column_that_is_widened_while_a_load_follows_ends_it(log, loaded, following, tmp_path, was, now, value):
+    """No row is rounded, and those before are committed."""
+    log.admin.create_topic("wider", columns=f"n {was}, page string", partitions=1)
+    with pytest.raises(headrace.LoadError, match=r"column n is .* now, and .* in the table: load wider into another"):
+        with following("wider") as committed:
+            visit(log, [{"page": "/a"}], "wider")
+            assert committed()
+            log.admin.alter_config("wider", {"columns": f"n {now}, page string"})
+            visit(log, [{"n": value, "page": "/b"}], "wider")
+            assert committed()
+    assert read(tmp_path, "parquet")["page"].to_pylist() == ["/a"]
+    loaded("wider", to=tmp_path / "another")
+    assert read(tmp_path, "parquet", "another")["n"].to_pylist() == [None, value]
+
+
+def test_a_widened_column_that_a_coordinator_does_not_know_yet_is_not_rounded(log, loaded, monkeypatch):
+    log.admin.create_topic("wider", columns="n float", partitions=1)
+    columns = log.admin.describe_config("wider")["columns"].value
+    log.admin.alter_config("wider", {"columns": "n double"})
+    visit(log, [{"n": 0.1}], "wider")
+    monkeypatch.setattr(TopicLog, "columns", lambda _: columns)
+    monkeypatch.setattr("headrace.client.loading.topic_load.COLUMNS_SECONDS", 0.0)
+    with pytest.raises(headrace.LoadError, match="run the load again"):
+        loaded("wider")
+
+
+def test_a_column_that_is_dropped_while_a_load_follows_is_null(log, following, tmp_path):
+    """And not its default."""
+    log.admin.create_topic("fewer", columns='page string, country string default "DE"', partitions=1)
+    with following("fewer") as committed:
+        visit(log, [{"page": "/a"}], "fewer")
+        assert committed()
+        log.admin.alter_config("fewer", {"columns": "page string"})
+        visit(log, [{"page": "/b"}], "fewer")
+        assert committed()
+    rows = [(row["page"], row["country"]) for row in read(tmp_path, "parquet").to_pylist()]
+    assert sorted(rows) == [("/a", "DE"), ("/b", None)]
+
+
+def test_records_with_older_columns_are_looked_up_once(log, loaded, monkeypatch):
+    """Those of producers that do not know a new column yet."""
+    for number in range(5):
+        visit(log, [{"page": f"/{number}", "user": 1}])
+    log.admin.alter_config("visits", {"columns": f"{VISITS}, country string"})
+    columns, calls = TopicLog.columns, []
+    monkeypatch.setattr(TopicLog, "columns", lambda self: (calls.append(self), columns(self))[1])
+    (summary,) = loaded("visits")
+    assert (summary.rows, summary.commits, len(calls)) == (5, 1, 2)
 
 
 @pytest.mark.parametrize("is_known_in_time", [True, False])
