@@ -33,7 +33,7 @@ from spark_jobs.session import spark_session
 from spark_jobs.topic_frame import check_topics
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 KEY = "key"
 CLIENT_ID = "table-load"
@@ -87,13 +87,25 @@ def newest_rows(frame: DataFrame, wanted: TableLoad) -> DataFrame:
         rows = frame.select(texts).withColumnRenamed(wanted.key, KEY)
         _check_unique(rows)
         return rows
-    order = functions.col(f"`{wanted.newest_by}`")
+    order = _order(frame, wanted.newest_by)
     # Of equal ones the greatest row, so that a repeated task has the same.
     row = functions.struct(*texts)
     newest = frame.groupBy(functions.col(f"`{wanted.key}`").alias("_key")).agg(
         functions.max(functions.struct(order.alias("order"), row.alias("row"))).alias("newest")
     )
     return newest.select("newest.row.*").withColumnRenamed(wanted.key, KEY)
+
+
+def _order(frame: DataFrame, name: str) -> Column:
+    """Return the order of a column's values: of numbers also where all are written as text, as in CSV files."""
+    from pyspark.sql import functions
+
+    order = functions.col(f"`{name}`")
+    if dict(frame.dtypes)[name] != "string":
+        return order
+    number = order.try_cast("decimal(38, 18)")
+    every = frame.agg(functions.every(order.isNull() | number.isNotNull())).first()
+    return number if every is not None and every[0] else order
 
 
 def _check_unique(rows: DataFrame) -> None:
@@ -168,7 +180,12 @@ def table_load(
     table: Annotated[str, typer.Option(help="The table.")],
     key: Annotated[str, typer.Option(help="Column of the keys.")] = KEY,
     newest_by: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Column whose greatest value tells the newest row of a key.")
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column whose greatest value tells the newest row of a key. Text is compared as numbers if all of it "
+            "is numbers, else as text.",
+        ),
     ] = "",
     form: Annotated[str, typer.Option("--format", help="Format of the files: parquet, json, orc or csv.")] = "parquet",
     delete_nulls: Annotated[

@@ -176,3 +176,14 @@ def test_files_are_put_into_a_table(spark: Any, cluster: LocalCluster, create: A
             load_table(job.read_files(spark, path, "parquet"), TableLoad(table._name, cluster.bootstrap_servers, "id"))
         with pytest.raises(JobError, match="no column no"):
             load_table(spark.range(3), TableLoad(table._name, cluster.bootstrap_servers, "no"))
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"), [("9", "10"), ("-10", "-9.5"), ("2025-11-09", "2025-11-10"), ("10", "9a"), ("", "0")]
+)
+def test_the_newest_row_of_text_files(spark: Any, tmp_path: Path, older: str, newer: str) -> None:
+    """Numbers are compared as numbers, and stay as they are written."""
+    (tmp_path / "users.csv").write_text(f"id,name,version\nu1,new,{newer}\nu1,old,{older}\n")
+    frame = job.read_files(spark, str(tmp_path), "csv")
+    (row,) = job.newest_rows(frame, TableLoad("users", "", "id", "version")).collect()
+    assert row.asDict() == {"key": "u1", "name": "new", "version": newer}
