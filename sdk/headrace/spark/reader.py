@@ -18,7 +18,7 @@ from headrace.spark.option_table import BATCH
 from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.ranges import AsOf, OffsetRange, check_order, split, within_log
 from headrace.spark.schema import check_read_schema
-from headrace.spark.starting_offsets import LATEST, LATEST_OFFSET
+from headrace.spark.starting_offsets import LATEST, LATEST_OFFSET, OffsetBound
 from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.spark.typed_filters import ColumnFilters, Where
 from headrace.wire.ids import TopicPartition
@@ -142,8 +142,10 @@ class HeadraceReader(DataSourceReader):
     def _ranges(self, cluster: SubscribedCluster, partitions: list[TopicPartition]) -> list[OffsetRange]:
         options = self._options
         earliest, latest = cluster.bounds(partitions)
-        starts = cluster.edge_offsets(options.start, partitions, earliest, latest)
-        ends = cluster.edge_offsets(options.end, partitions, earliest, latest)
+        starts, ends = (
+            _within_ends(bound, cluster.edge_offsets(bound, partitions, earliest, latest), latest)
+            for bound in (options.start, options.end)
+        )
         wanted = [OffsetRange(where, starts[where], ends[where]) for where in partitions]
         check_order(wanted, latest, options.start.option, options.end.option)
         pushed = self._pushed
@@ -158,6 +160,13 @@ class HeadraceReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         """Read one task's range."""
         return read_partition(self._options, self._schema, partition)
+
+
+def _within_ends(
+    bound: OffsetBound, found: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
+) -> Mapping[TopicPartition, int]:
+    """Return offsets up to the log ends: a record found by time may have been written after the ends were looked up."""
+    return found if bound.offsets is not None else {where: min(at, latest[where]) for where, at in found.items()}
 
 
 class PushingReader(HeadraceReader):

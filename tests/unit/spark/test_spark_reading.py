@@ -11,7 +11,9 @@ from headrace.spark.arrow_columns import MOST_BYTES, MOST_ROWS, ArrowColumns, gr
 from headrace.spark.errors import DataLossError
 from headrace.spark.range_reader import read_range
 from headrace.spark.ranges import OffsetRange
+from headrace.spark.reader import make_reader
 from headrace.spark.schema import check_read_schema, full_schema
+from headrace.spark.subscribed_cluster import SubscribedCluster
 from headrace.wire.batch import read_header
 from headrace.wire.columns import decode_batch, encode_batch
 from headrace.wire.errors import CorruptBatchError, HeadraceError
@@ -44,6 +46,28 @@ def test_a_range_is_read_whole_and_nothing_else(fake):
     """Whatever batches it begins and ends in."""
     assert read(fake, 7, 24) == [b"%d" % n for n in range(7, 24)]
     assert read(fake, 5, 5) == []
+
+
+@pytest.mark.parametrize("bound", ["endingTimestamp", "startingTimestamp"])
+def test_a_read_by_time_ends_where_the_log_did_when_it_was_planned(fake, monkeypatch, bound):
+    """Records are written meanwhile, so the end found by time is after the one that was looked up."""
+    bounds = SubscribedCluster.bounds
+
+    def bounds_before_records(cluster, partitions):
+        found = bounds(cluster, partitions)
+        fake.append("t", encode_batch([b"30"], base_timestamp_ms=5))
+        return found
+
+    monkeypatch.setattr(SubscribedCluster, "bounds", bounds_before_records)
+    given = {"headrace.bootstrap.servers": fake.address, "subscribe": "t", bound: "6"}
+    read = [task.part for task in make_reader(given, full_schema(False)).partitions()]
+    assert [(part.start, part.end) for part in read if len(part)] == ([(0, 30)] if bound == "endingTimestamp" else [])
+
+
+def test_an_offset_past_the_end_is_an_error(fake):
+    given = {"headrace.bootstrap.servers": fake.address, "subscribe": "t", "endingOffsets": '{"t": {"0": 31}}'}
+    with pytest.raises(ConfigError, match="endingOffsets: 31 for t-0 is past its end, 30"):
+        make_reader(given, full_schema(False)).partitions()
 
 
 def test_records_removed_by_retention_are_reported_or_left_out(fake):
