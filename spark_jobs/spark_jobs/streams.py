@@ -7,16 +7,18 @@ none, it is exact and is used.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.loading.tables.attempts import table_lock
+from headrace.client.loading.tables.attempts import META, table_lock
 from headrace.spark.options import SERVERS
 
 from spark_jobs.batch_spans import record_micro_batch
+from spark_jobs.command import JobError
 from spark_jobs.late_records import LossyBatch, late_records, watermark_of
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import Answer, answer_of
@@ -47,6 +49,8 @@ class Stream:
     """SQL expression over `event_time`: when the window of a record becomes final."""
     accept_loss: bool = False
     """Whether records that retention or an unclean election removed are skipped."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """What else the results depend on, as JSON values: the topics, the keys, the length of a window."""
 
     @property
     def checkpoint(self) -> Path:
@@ -134,15 +138,39 @@ def read_stream(spark: SparkSession, stream: Stream, topic: str) -> DataFrame:
     )
 
 
+def check_parameters(stream: Stream) -> None:
+    """Check that an output has results of the same query; store the parameters of one that has none yet.
+
+    The caller has the lock of the output.
+
+    Raises:
+        JobError: If it has the results of another topic or of other windows, which the checkpoint would continue.
+    """
+    file = stream.output / META / "stream.json"
+    wanted = {"query": stream.name, "event_time": stream.event_time, **stream.parameters}
+    if file.exists() and stream.checkpoint.exists():
+        known = json.loads(file.read_text())
+        differing = [name for name, value in wanted.items() if known.get(name, value) != value]
+        if differing:
+            changes = "; ".join(f"{name} is {known[name]!r}, not {wanted[name]!r}" for name in differing)
+            raise JobError(f"{stream.output} has results of another query ({changes}); give another --output")
+        return
+    written = file.with_suffix(".new")
+    written.write_text(json.dumps(wanted, indent=1))
+    written.replace(file)
+
+
 def run_stream(spark: SparkSession, stream: Stream, frame: DataFrame, progress: ProgressLine) -> StreamRun:
     """Run a query to the end of its topics, or until Ctrl-C.
 
     Raises:
         TableBusyError: If another job writes to the output.
+        JobError: If the output has the results of another query.
     """
     started = time.monotonic()
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
     with table_lock(stream.output):
+        check_parameters(stream)
         rows_before, counted_before = _counted(spark, stream)
         account = _Account(StreamRun(), stream.checkpoint, stream.name)
         progress.step(f"{'following' if stream.follow else 'reading'}; Ctrl-C ends it")

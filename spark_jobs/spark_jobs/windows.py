@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -221,9 +221,9 @@ def counts(
     """Count records by window of event time and by key."""
     window_ms, watermark_ms = milliseconds(window, "--window"), shared.watermark_ms
     stream = shared.stream("counts", end_of_window(window_ms))
-    _run(
-        stream, shared, (topic,), lambda records: counts_of(records, by or (), window_ms, watermark_ms, aggregate or ())
-    )
+    keys, aggregates = by or [], aggregate or []
+    stream = _with_parameters(stream, [topic], by=keys, aggregate=aggregates, window_ms=window_ms)
+    _run(stream, shared, (topic,), lambda records: counts_of(records, keys, window_ms, watermark_ms, aggregates))
 
 
 @command
@@ -238,9 +238,9 @@ def sessions(
     """Group the records of each key into sessions, separated by gaps."""
     gap_ms, watermark_ms = milliseconds(gap, "--gap"), shared.watermark_ms
     stream = shared.stream("sessions", end_of_gap(gap_ms))
-    _run(
-        stream, shared, (topic,), lambda records: sessions_of(records, by or (), gap_ms, watermark_ms, aggregate or ())
-    )
+    keys, aggregates = by or [], aggregate or []
+    stream = _with_parameters(stream, [topic], by=keys, aggregate=aggregates, gap_ms=gap_ms)
+    _run(stream, shared, (topic,), lambda records: sessions_of(records, keys, gap_ms, watermark_ms, aggregates))
 
 
 @command
@@ -265,7 +265,13 @@ def join(
     def query(shown: DataFrame, clicked: DataFrame) -> DataFrame:
         return joined(shown, clicked, impression_id, click_id, within_ms, watermark_ms)
 
-    _run(shared.stream("join", "event_time"), shared, (impressions, clicks), query)
+    topics, ids = (impressions, clicks), {"impression_id": impression_id, "click_id": click_id}
+    stream = _with_parameters(shared.stream("join", "event_time"), topics, **ids, within_ms=within_ms)
+    _run(stream, shared, topics, query)
+
+
+def _with_parameters(stream: Stream, topics: Sequence[str], **parameters: Any) -> Stream:
+    return replace(stream, parameters={"topics": list(topics), **parameters})
 
 
 def _run(stream: Stream, shared: SharedOptions, topics: tuple[str, ...], query: Callable[..., DataFrame]) -> None:
