@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.client.loading.progress import LoadedTopic
+from headrace.client.loading.tables.errors import is_full
 from headrace.client.loading.tables.places import AnyAttempt
 from headrace.client.loading.tables.state import Source, StoredTable
+
+log = logging.getLogger("headrace.load")
 
 COMPACTION_FILES = 32
 """Number of new files after which small ones are looked for."""
@@ -48,7 +52,7 @@ class LoadTarget:
         `epochs` are those of the records before the positions, as far as known.
 
         Raises:
-            LoadError: If the commit failed.
+            LoadError: If the commit failed, or the compaction for another reason than a full disk.
         """
         before = self.state
         named = {str(partition): offset for partition, offset in positions.items()}
@@ -73,8 +77,14 @@ class LoadTarget:
         self._new_files += files
         if self._new_files >= COMPACTION_FILES:
             self._new_files = 0
-            if replaced := self._table.compact():
-                self._summary.compacted += replaced
+            try:
+                self._summary.compacted += self._table.compact()
+            except BaseException as error:
+                self._table.recover()  # As after a failed commit: it may be committed, and not in its place yet.
+                if not (isinstance(error, Exception) and is_full(error)):
+                    raise
+                log.warning("no space is left to compact the table of %s; the load continues", self._source.name)
+            finally:
                 self.state = self._table.state()
 
     def finish(self) -> LoadedTopic:

@@ -1,11 +1,14 @@
 """Which files are merged, and that their rows stay."""
 
+import errno
 import json
 import os
 
 import pyarrow
 import pytest
-from headrace.client.loading.tables.attempts import begin, table_lock
+from headrace.client.loading.load_target import LoadTarget
+from headrace.client.loading.progress import LoadedTopic
+from headrace.client.loading.tables.attempts import Attempt, begin, table_lock
 from headrace.client.loading.tables.compaction import GROUP_FILES, TARGET_BYTES, merge_files, small_groups
 from headrace.client.loading.tables.errors import ConcurrentCommitError
 from headrace.client.loading.tables.parquet_table import KEPT_SECONDS, ParquetTable
@@ -87,6 +90,60 @@ def test_a_compaction_is_a_commit(table):
     add(table, GROUP_FILES)
     assert rows(table) == list(range(GROUP_FILES + 1))
     assert table.compact() == 0
+
+
+@pytest.fixture
+def target(table, monkeypatch):
+    """Commits a further row, and compacts the table."""
+    monkeypatch.setattr("headrace.client.loading.load_target.COMPACTION_FILES", 1)
+    target = LoadTarget(table, CLICKS, ["event_hour"], LoadedTopic("clicks", str(table.root), "parquet"))
+
+    def commit():
+        attempt = begin(table.root)
+        with attempt.new_file("event_hour=x") as stream:
+            parquet.write_table(pyarrow.table({"offset": [GROUP_FILES]}), stream)
+        target.commit(attempt, {"0": GROUP_FILES + 1})
+
+    target.commit_row = commit
+    return target
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.EIO, "I/O error")])
+def test_a_compaction_that_is_interrupted_after_its_commit_is_completed(table, target, monkeypatch, error):
+    """Readers of the directory find every row: the merged files are in the place of those that they replace."""
+    publish = Attempt.publish
+
+    def interrupted_publish(attempt, files):
+        if len(files) == 1 and files[0].path.endswith(".parquet") and not list(table.root.glob("*/*.parquet")):
+            monkeypatch.setattr(Attempt, "publish", publish)
+            raise error
+        publish(attempt, files)
+
+    monkeypatch.setattr(Attempt, "publish", interrupted_publish)
+    with pytest.raises(error if isinstance(error, type) else OSError):
+        target.commit_row()
+    assert offsets_in(table.root) == list(range(GROUP_FILES + 1))
+    assert target.state == table.state()
+
+
+def test_a_compaction_for_which_no_space_is_left_is_left_out(table, target, monkeypatch, caplog):
+    """The rows are committed, and the load continues."""
+
+    def fill_disk(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("headrace.client.loading.tables.parquet_table.merge_files", fill_disk)
+    target.commit_row()
+    assert offsets_in(table.root) == list(range(GROUP_FILES + 1))
+    assert (target.state.rows, target.state.files) == (GROUP_FILES + 1, GROUP_FILES + 1)
+    assert caplog.messages == ["no space is left to compact the table of clicks; the load continues"]
+
+
+def offsets_in(root):
+    """The rows that a reader of the directory finds."""
+    return sorted(
+        offset for path in root.glob("*/*.parquet") for offset in parquet.read_table(path)["offset"].to_pylist()
+    )
 
 
 def test_old_manifests_are_not_read_and_go_after_a_day(table):
