@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.client.loading.columns import EMPTY_TEXT
+from headrace.client.loading.columns import EMPTY_TEXT, RESERVED_TEXTS
 from headrace.client.loading.tables.places import AnyAttempt
 
 from spark_jobs.command import JobError
@@ -15,7 +15,7 @@ from spark_jobs.topic_frame import names_of
 
 if TYPE_CHECKING:
     from headrace.client.loading.tables.attempts import Attempt
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _COPY = "__directory_of_"
 """Beginning of the name of a column by which Spark makes directories, in a table whose files keep the column."""
@@ -43,12 +43,20 @@ def write_rows(records: DataFrame, wanted: Load, data: Path, *, keeps_columns: b
         if kind not in _COPIED_TYPES:
             raise JobError(f"--partition-by {name}: it is {kind}; name a string, an integer, a bool or a date")
         column = functions.col(f"`{name}`")
-        text = functions.when(column == "", EMPTY_TEXT).otherwise(column) if kind == "string" else column
-        rows = rows.withColumn(_COPY + name, text)
+        rows = rows.withColumn(_COPY + name, _distinct(column) if kind == "string" else column)
     directories = [_COPY + name if name in copied else name for name in wanted.partition_by]
     rows.write.partitionBy(*directories).parquet(str(data))
     for path in sorted(data.rglob(f"{_COPY}*"), reverse=True):  # The innermost first.
         path.rename(path.with_name(path.name.removeprefix(_COPY)))
+
+
+def _distinct(text: Column) -> Column:
+    """Return the names of directories for texts, none of which is that of null."""
+    from pyspark.sql import functions
+
+    is_reserved = text.rlike(rf"^({RESERVED_TEXTS.pattern})\z")
+    reserved = functions.when(is_reserved, functions.concat(text, functions.lit("_")))
+    return functions.when(text == "", EMPTY_TEXT).otherwise(functions.coalesce(reserved, text))
 
 
 def _rows(records: DataFrame, wanted: Load) -> DataFrame:

@@ -551,40 +551,42 @@ def scanned(table, condition="true"):
 
 
 def test_iceberg_by_columns_of_every_type_and_by_the_hour_of_an_expression(jobs, servers, topic_name, tmp_path):
-    """Null and the empty text are two partitions. With --event-time the hour is a column, in every run."""
+    """Null and each text are partitions of their own. With --event-time the hour is a column, in every run."""
     columns = "page string, n int64, ok bool, day date, at timestamp[us, UTC], price double"
     with headrace.Admin(bootstrap_servers=servers) as admin:
         admin.create_topic(topic_name, partitions=1, replication_factor=1, columns=columns)
     hours = [datetime(2026, 1, 2, hour, tzinfo=UTC) for hour in (3, 4)]
+    reserved = ("__EMPTY__", "__HIVE_DEFAULT_PARTITION__")
     rows = [
         {"page": page, "n": n % 2 or None, "ok": n > 1, "day": at.date(), "at": at, "price": 0.5}
-        for n, (page, at) in enumerate((page, at) for page in (None, "", "/a=b", "é") for at in hours)
+        for n, (page, at) in enumerate((page, at) for page in (None, "", "/a=b", "é", *reserved) for at in hours)
     ]
     with headrace.Producer(bootstrap_servers=servers) as producer:
         for row in rows:
             producer.send(topic_name, row)
     names = ("page", "n", "ok", "day")
     wanted = Load(topic_name, tmp_path / "table", servers, LoadFormat.ICEBERG, partition_by=names)
-    assert load_topic(jobs, wanted, QUIET).rows == 8
+    assert load_topic(jobs, wanted, QUIET).rows == 12
     table = open_table(str(wanted.table), LoadFormat.ICEBERG)
-    conditions = {"page is null": 2, "page = ''": 2, "page = 'é'": 2, "n is null": 4, "ok = true": 6}
+    conditions = {"page is null": 2, "page = ''": 2, "page = 'é'": 2, "n is null": 6, "ok = true": 10}
+    conditions |= {f"page = '{page}'": 2 for page in reserved}
     assert {each: scanned(table, each).num_rows for each in conditions} == conditions
     (answer,) = ask(
         jobs, table, ["SELECT count(*), count(page), count(n), sum(n) FROM records WHERE day > '2026-01-01'"]
     )
-    assert answer.rows == [[8, 6, 4, 4]]
+    assert answer.rows == [[12, 10, 6, 6]]
     with pytest.raises(JobError, match="--partition-by price: it is double"):
         load_topic(jobs, replace(wanted, table=tmp_path / "other", partition_by=("price",)), QUIET)
 
     by_hour = Load(topic_name, tmp_path / "hours", servers, LoadFormat.ICEBERG, event_time="at", commit_records=5)
-    assert load_topic(jobs, by_hour, QUIET).commits == 2
+    assert load_topic(jobs, by_hour, QUIET).commits == 3
     table = open_table(str(by_hour.table), LoadFormat.ICEBERG)
-    assert scanned(table, "event_hour = '2026-01-02-03'").num_rows == 4
+    assert scanned(table, "event_hour = '2026-01-02-03'").num_rows == 6
     with headrace.Producer(bootstrap_servers=servers) as producer:
         producer.send(topic_name, rows[0])
     with pytest.raises(JobError, match="event_hour is the hour of the record's time now, and a column in the table"):
         load_topic(jobs, replace(by_hour, event_time=""), QUIET)
-    assert load_topic(jobs, by_hour, QUIET).table_rows == 9
+    assert load_topic(jobs, by_hour, QUIET).table_rows == 13
 
 
 class Killed(BaseException):

@@ -19,6 +19,8 @@ HOUR_MS = 3_600_000
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 EMPTY_TEXT = "__EMPTY__"
 """Directory of the empty text in Iceberg, whose files have one value each; in Parquet and Delta that is null."""
+RESERVED_TEXTS = re.compile(f"({EMPTY_TEXT}|{NO_VALUE})_*")
+"""Texts of Iceberg whose directory would be that of the empty text or of null; theirs has a further `_`."""
 UNTYPED = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """Columns of a topic of bytes, in the order of those of `spark_jobs.load`, and the headers."""
 METADATA = ("_partition", "_offset", "_timestamp", "_key")
@@ -106,13 +108,13 @@ class Directories:
     def __init__(self, names: Sequence[str], columns: Any, *, has_empty_text: bool = False) -> None:
         """`columns` are those of the files, which have the names; `event_hour` is derived from the record's time.
 
-        `has_empty_text` gives the empty text another directory than null.
+        `has_empty_text` gives each text another directory than null, also the empty one.
 
         Raises:
             LoadError: If one does not exist, or its type is none of strings, integers, bools and dates.
         """
         self.names = tuple(names)
-        self._empty_text = EMPTY_TEXT if has_empty_text else NO_VALUE
+        self._label = _distinct_label if has_empty_text else _label
         self.hour_of = "_timestamp" if "_timestamp" in columns.names else "timestamp"
         for name in self.names:
             if name in columns.names:
@@ -146,7 +148,7 @@ class Directories:
 
     def _values(self, array: Any) -> tuple[Any, list[str]]:
         encoded = pc.dictionary_encode(array, null_encoding="encode")
-        labels = [self._empty_text if value == "" else _label(value) for value in encoded.dictionary.to_pylist()]
+        labels = [self._label(value) for value in encoded.dictionary.to_pylist()]
         return _numbers(encoded.indices, np.int32).astype(np.int64), labels
 
 
@@ -160,8 +162,15 @@ def _indices(numbers: Any) -> Any:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
+def _distinct_label(value: Any) -> str:
+    if value == "":
+        return EMPTY_TEXT
+    is_reserved = isinstance(value, str) and RESERVED_TEXTS.fullmatch(value)
+    return _label(f"{value}_" if is_reserved else value)
+
+
 def _label(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return NO_VALUE
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -111,17 +111,21 @@ def test_each_load_continues_the_table(log, loaded, tmp_path, table_format):
         assert set(found["event_hour"].to_pylist()) == {"2025-11-21-10"}
 
 
-def test_iceberg_distinguishes_null_and_the_empty_text_in_directories(log, loaded, tmp_path):
+def test_iceberg_distinguishes_null_and_every_text_in_directories(log, loaded, tmp_path):
     """A file has one value of each column of the partitioning: readers skip files by it."""
     log.admin.create_topic("texts", partitions=1, columns="page string, n int64")
-    visit(log, [{"page": page, "n": n} for n, page in enumerate([None, "", "/", "", None])], "texts")
+    reserved = ["__EMPTY__", "__EMPTY___", "__HIVE_DEFAULT_PARTITION__"]
+    pages = [None, "", "/", *reserved, "", None]
+    visit(log, [{"page": page, "n": n} for n, page in enumerate(pages)], "texts")
     loaded("texts", format="iceberg", partition_by=["page"])
     table = IcebergTable(tmp_path / "table")._table()
     found = {
-        condition: sorted(table.scan(row_filter=condition).to_arrow()["n"].to_pylist())
-        for condition in ("page is null", "page = ''", "page = '/'")
+        page: sorted(table.scan(row_filter=f"page = '{page}'").to_arrow()["n"].to_pylist()) for page in pages if page
     }
-    assert found == {"page is null": [0, 4], "page = ''": [1, 3], "page = '/'": [2]}
+    assert found == {"/": [2], **{page: [3 + place] for place, page in enumerate(reserved)}}
+    nulls = table.scan(row_filter="page is null").to_arrow()["n"].to_pylist()
+    empty = table.scan(row_filter="page = ''").to_arrow()["n"].to_pylist()
+    assert (sorted(nulls), sorted(empty)) == ([0, 7], [1, 6])
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
