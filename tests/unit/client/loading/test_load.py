@@ -414,6 +414,18 @@ def test_records_that_retention_removed_are_an_error_or_counted(log, loaded, tmp
     assert numbers(read(tmp_path, "parquet")) == [number for number in range(18) if number not in {10, 13}]
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_load_without_records_decides_on_no_directories_but_those_of_its_table(loaded, log, table_format):
+    """An Iceberg table is made with them; in the other formats the first rows make the table."""
+    loaded(format=table_format)
+    send(log, 0, 3)
+    if table_format == "iceberg":
+        with pytest.raises(headrace.LoadError, match="has directories by event_hour, not by partition"):
+            loaded(format=table_format, partition_by=["partition"])
+    else:
+        assert loaded(format=table_format, partition_by=["partition"])[0].rows == 3
+
+
 def test_partitions_that_are_added_when_a_load_begins_are_for_the_next_one(log, loaded, monkeypatch):
     """The end of the load is what there was at its beginning."""
     send(log, 0, 6)

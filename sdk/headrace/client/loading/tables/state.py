@@ -72,12 +72,12 @@ class TableState:
             raise ConcurrentCommitError("another load has committed to the table meanwhile; run this one again")
 
     def check_partitioning(self, partition_by: Sequence[str]) -> None:
-        """Check that the table is empty or has directories by these columns.
+        """Check that the table is new or has directories by these columns.
 
         Raises:
             LoadError: If it has others.
         """
-        if self.version and self.partition_by != tuple(partition_by):
+        if self.source is not None and self.partition_by != tuple(partition_by):
             raise LoadError(
                 f"the table has directories by {', '.join(self.partition_by)}, not by {', '.join(partition_by)}; "
                 "give these, or another directory"
