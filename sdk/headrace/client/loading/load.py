@@ -196,9 +196,9 @@ class _Loading:
             batch = self._consumer.poll(POLL_SECONDS)
         except OffsetOutOfRangeError:
             # Retention has removed records meanwhile: an error, or a loss that was accepted.
-            for topic, each in self._loads.items():
-                for number, at in each.starts().items():
-                    self._consumer.seek(TopicPartition(topic, number), at)
+            starts = {topic: each.starts() for topic, each in self._loads.items()}
+            for where in self._consumer.assignment():  # Without partitions that were added since.
+                self._consumer.seek(where, starts[where.topic][where.partition])
             return
         for decoded in batch.decoded_batches:
             self._loads[decoded.source.topic].add(decoded, None if ends is None else ends[decoded.source])

@@ -414,6 +414,21 @@ def test_records_that_retention_removed_are_an_error_or_counted(log, loaded, tmp
     assert numbers(read(tmp_path, "parquet")) == [number for number in range(18) if number not in {10, 13}]
 
 
+def test_records_that_retention_removes_while_partitions_are_added_are_counted(log, loaded, monkeypatch):
+    """The new partitions are for the next load."""
+    send(log, 0, 9)
+    assign = headrace.Consumer.assign
+
+    def assign_after_removal(consumer, partitions):
+        log.admin.create_partitions("clicks", 4)
+        log.admin.delete_records("clicks", {1: 2})
+        assign(consumer, partitions)
+
+    monkeypatch.setattr(headrace.Consumer, "assign", assign_after_removal)
+    (summary,) = loaded(accept_data_loss=True)
+    assert (summary.rows, summary.lost) == (7, 2)
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_load_without_records_decides_on_no_directories_but_those_of_its_table(loaded, log, table_format):
     """An Iceberg table is made with them; in the other formats the first rows make the table."""
