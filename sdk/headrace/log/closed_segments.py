@@ -15,7 +15,7 @@ from headrace.wire.batch import HEADER_BYTES, BatchFlags, BatchHeader, peek_head
 from headrace.wire.columns import decode_batch
 from headrace.wire.decoded import Columns, Int64s
 from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
-from headrace.wire.table_keys import expiries_of, is_table_key
+from headrace.wire.table_keys import column_expiries
 
 _NULL_VALUES = int(BatchFlags.NULL_VALUES)
 
@@ -94,11 +94,8 @@ def _expiries(columns: Columns | None) -> Int64s | None:
     """Return when each record expires, `0` for one that does not; `None` if none of the batch does."""
     if columns is None or columns.key_column is None or columns.header_columns is None:
         return None
-    expires_ms = expiries_of(columns)
-    if not expires_ms.any():
-        return None
-    keys = columns.keys()
-    return np.where([key is not None and is_table_key(key) for key in keys], expires_ms, 0)
+    expires_ms = column_expiries(columns)
+    return expires_ms if expires_ms.any() else None
 
 
 def _decoded(batch: memoryview, header: BatchHeader) -> Columns | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.log.compacted_writer import Mask
 from headrace.wire.decoded import Columns
-from headrace.wire.table_keys import expiries_of, is_table_key, row_of
+from headrace.wire.table_keys import column_expiries, is_table_key, row_of
 
 
 class PurgedRecords(NamedTuple):
@@ -31,7 +31,7 @@ class PurgedRecords(NamedTuple):
         if columns.key_column is None or not below.any():
             return np.zeros(columns.record_count, np.bool_)
         if self.deleted:
-            expires_ms = expiries_of(columns)
+            expires_ms = column_expiries(columns)
             is_gone = ~columns.value_column.valid() | ((expires_ms > 0) & (expires_ms <= now_ms))
             return below & is_gone & columns.key_column.valid()
         keys = columns.keys()

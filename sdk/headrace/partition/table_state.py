@@ -246,8 +246,8 @@ class RowOffsets:
     def rows_from(self, start: bytes, end: bytes | None, prefix: bytes) -> Iterator[bytes]:
         """Yield the rows from `start` on, below `end`, that begin with `prefix`; a row may be added meanwhile."""
         first = max(rows_start(start), rows_start(prefix))
-        ends = [each for each in (rows_start(end) if end else None, prefix_end(rows_start(prefix))) if each is not None]
-        last = min(ends, default=None)
+        ends = (None if end is None else rows_start(end), prefix_end(rows_start(prefix)))
+        last = min((each for each in ends if each is not None), default=None)
         while (found := next(self._keys.items(first, last), None)) is not None:
             parts = split_key(found[0])
             assert parts is not None

@@ -124,3 +124,12 @@ def expiries_of(columns: Columns) -> Int64s:
         if value.isdigit() and len(value) < 20:  # The first such header counts, which comes last here.
             found[row] = min(int(value), _MAX_EXPIRES_MS)
     return found
+
+
+def column_expiries(columns: Columns) -> Int64s:
+    """As `expiries_of`, but only records with a key of a table expire: `0` for all others."""
+    found = expiries_of(columns)
+    if found.any():
+        keys = columns.keys()
+        found[[key is None or not is_table_key(key) for key in keys]] = 0
+    return found

@@ -161,6 +161,8 @@ def test_slices_and_ranges():
     assert list(state.rows_from(b"", None, b"a")) == [b"a", b"a\x00", b"ab"]
     assert list(state.rows_from(b"ab", b"\xff", b"")) == [b"ab", b"b"]
     assert list(state.rows_from(b"a\x00", None, b"a")) == [b"a\x00", b"ab"]
+    assert list(state.rows_from(b"", b"", b"")) == []
+    assert list(state.columns_of(b"a", ColumnSlice(end=b""))) == []
 
 
 def test_uncommitted_changes_are_seen_by_conditions(monkeypatch):

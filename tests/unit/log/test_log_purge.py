@@ -74,6 +74,15 @@ def test_what_was_written_later_stays(bench: Bench) -> None:
     assert [entry[:3] for entry in table.entries() if entry[1] == ADA] == [(before_offset, ADA, b"later")]
 
 
+def test_a_header_of_expiry_is_that_of_rows_only(bench: Bench) -> None:
+    """A plain key, from before the topic was a table, does not expire."""
+    table = filled(bench)
+    table.put([(b"plain", b"value"), (BEN, b"expired")], expires_ms=bench.now_ms - 1)
+    purge(table, deleted=True)
+    assert [entry[2] for entry in table.entries() if entry[1] == b"plain"] == [b"value"]
+    assert b"expired" not in {entry[2] for entry in table.entries()}
+
+
 def test_young_segments_and_batches_of_retries_are_no_reason(bench: Bench) -> None:
     """A batch with a purged record is written anew though its producer may send it again; others stay."""
     table = filled(bench, min_compaction_lag_ms=DAY_MS, max_compaction_lag_ms=2 * DAY_MS)
