@@ -117,13 +117,18 @@ def _skip(der: bytes, position: int) -> int:
 
 def client_context(authorities: bytes | None, chain: bytes | None, key: bytes | None) -> ssl.SSLContext:
     """Return a context of connections to servers, from PEM: TLS 1.2 or later; no authorities mean the public ones."""
-    context = ssl.create_default_context(cadata=None if authorities is None else authorities.decode())
+    context = ssl.create_default_context(cadata=None if authorities is None else authorities_text(authorities))
     trust_each(context)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # As gRPC: Python 3.13 requires extensions that many CAs lack.
     if chain is not None and key is not None:
         load_chain(context, chain, key)
     return context
+
+
+def authorities_text(pem: bytes) -> str:
+    """Return a file of authorities as `ssl` takes it from memory: ASCII, without other characters of its comments."""
+    return pem.decode("ascii", "ignore")
 
 
 def trust_each(context: ssl.SSLContext) -> None:

@@ -23,7 +23,7 @@ from functools import partial
 
 import grpc
 import structlog
-from headrace.wire.certificates import client_context, load_chain, trust_each
+from headrace.wire.certificates import authorities_text, client_context, load_chain, trust_each
 
 from headrace_server.certificate_files import Certificates, TlsFilesError, read_certificates, stamps_of
 from headrace_server.instruments import CommonMetrics
@@ -266,7 +266,7 @@ def _server_context(certificates: Certificates, client_auth: ClientAuth) -> ssl.
     assert certificates.chain is not None, "a listener has a certificate"
     load_chain(context, certificates.chain, certificates.key)
     if certificates.authorities is not None:
-        context.load_verify_locations(cadata=certificates.authorities.decode())
+        context.load_verify_locations(cadata=authorities_text(certificates.authorities))
         trust_each(context)
         context.verify_mode = ssl.CERT_REQUIRED if client_auth == "required" else ssl.CERT_OPTIONAL
     return context

@@ -54,6 +54,16 @@ async def test_an_authority_without_its_root_is_enough(tmp_path):
     await over_grpc.stop(None)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_comments_of_a_file_of_authorities_may_be_in_any_language(authority, encoding):
+    """Contexts are made from memory, where `ssl` takes only ASCII; gRPC and files have no such limit."""
+    paths = authority.issue("broker")
+    paths.ca_file.write_bytes("# Müller\n".encode(encoding) + paths.ca_file.read_bytes())
+    identity = TlsIdentity("internal", files_of(paths), mutual=True)
+    for context in (identity.server_context("required"), identity.client_context()):
+        assert len(context.get_ca_certs()) == 1
+
+
 def refusals(authority, tmp_path):
     good = authority.issue("good")
     stranger = Authority(tmp_path / "others", "others").issue("stranger")

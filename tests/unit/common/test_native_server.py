@@ -186,9 +186,9 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def serving(**options):
+async def serving(*, make_context=None, **options):
     bench = Bench(**options)
-    host, _, port = (await bench.server.start("127.0.0.1:0")).rpartition(":")
+    host, _, port = (await bench.server.start("127.0.0.1:0", make_context)).rpartition(":")
     bench.host, bench.port = host, int(port)
     try:
         yield bench
@@ -207,6 +207,22 @@ async def test_a_connection_begins_with_a_greeting():
         assert client.welcome.handshake.release
         assert client.welcome.max_requests == MAX_REQUESTS
         assert bench.metric("connections") == 1
+
+
+async def test_a_connection_that_cannot_be_served_does_not_keep_out_the_next(monkeypatch):
+    """For example because its context of TLS cannot be made for want of a descriptor."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    made = iter([OSError(errno.EMFILE, "too many open files"), TypeError("cadata should be an ASCII string")])
+
+    def make_context():
+        error = next(made, None)
+        if error is not None:
+            raise error
+
+    async with serving(make_context=make_context) as bench:
+        assert await (await bench.open()).ended()
+        assert await (await bench.open()).ended()
+        await bench.connect()
 
 
 async def test_requests_and_batches_arrive_as_they_were_sent():

@@ -171,8 +171,14 @@ class NativeServer:
                 log.warning("native_not_accepted", cause=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context = None if make_context is None else make_context()
+            try:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                context = None if make_context is None else make_context()
+            except Exception:  # For example no descriptor for new certificates; the next connection may succeed.
+                log.exception("native_not_accepted")
+                accepted.close()
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
             task = loop.create_task(self._connect(accepted, context, host, port))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
