@@ -72,14 +72,20 @@ def read_certificates(files: TlsFiles, *, mutual: bool = False) -> Certificates:
             f"the certificate in {files.cert_file or files.ca_file} has expired, on {expires_at:%Y-%m-%d at %H:%M} UTC",
             action="Put a new one there, with its key.",
         )
-    if key:
-        _warn_of_readers(files.key_file)
-    if authorities:
-        _load(files.ca_file, lambda context: context.load_verify_locations(files.ca_file))
-    if chain:
-        _load(files.cert_file, lambda context: _load_chain(context, files))
-    if mutual:
-        _shake_hands(files)
+    try:
+        if key:
+            _warn_of_readers(files.key_file)
+        if authorities:
+            _load(files.ca_file, lambda context: context.load_verify_locations(files.ca_file))
+        if chain:
+            _load(files.cert_file, lambda context: _load_chain(context, files))
+        if mutual:
+            _shake_hands(files)
+    except OSError as error:  # A file has gone meanwhile, or no handshake is possible: `ssl.SSLError` is an OSError.
+        raise TlsFilesError(
+            f"the certificate in {files.cert_file or files.ca_file} cannot be used: {error}",
+            action="Write certificate, key and authorities again, with keys of RSA, P-256, P-384 or Ed25519.",
+        ) from error
     return Certificates(chain, key, authorities, expires_at, own, trusted)
 
 

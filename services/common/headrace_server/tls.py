@@ -236,7 +236,10 @@ async def _watch(tls: ServiceTls) -> None:
     while tls.identities:
         await asyncio.sleep(LOOK_SECONDS)
         for identity in tls.identities:
-            identity.look()
+            try:
+                identity.look()
+            except Exception:  # The next look may find good files.
+                log.exception("certificates_not_read", use=identity.use)
 
 
 def open_channel(address: str, options: ChannelOptions, identity: TlsIdentity | None) -> grpc.aio.Channel:

@@ -1,12 +1,15 @@
 """Certificates of a service: what is refused at the start, what is put in force while it runs."""
 
 import asyncio
+import ssl
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import grpc
 import pytest
 from headrace_broker.settings import BrokerSettings
 from headrace_devcluster.certificates import Authority
+from headrace_server import certificate_files, tls
 from headrace_server.certificate_files import TlsFilesError, read_certificates
 from headrace_server.settings import SettingsError, load_settings
 from headrace_server.tls import TlsIdentity, read_tls
@@ -93,6 +96,50 @@ def test_new_files_are_put_in_force_and_broken_ones_are_not(authority):
     identity.look()
     assert not identity.refused
     assert identity.current != first
+
+
+@pytest.mark.parametrize("failure", [ssl.SSLError(1, "no shared cipher"), FileNotFoundError(2, "no such file")])
+def test_files_with_which_no_handshake_is_possible_are_refused(authority, monkeypatch, failure):
+    """Another reason than verification, or a file that is gone since it was read: told, and looked at again."""
+    identity = TlsIdentity("internal", files_of(authority.issue("broker")), mutual=True)
+    first = identity.current
+
+    def fail(files):
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr(certificate_files, "_shake_hands", fail)
+        authority.issue("broker")
+        identity.look()
+    assert identity.refused
+    assert identity.current is first
+    authority.issue("broker")
+    identity.look()
+    assert not identity.refused
+    assert identity.current != first
+
+
+async def test_the_watch_of_files_outlives_an_error_that_nothing_expects(authority, monkeypatch):
+    monkeypatch.setattr(tls, "LOOK_SECONDS", 0)
+    identity, looks, seen = (
+        TlsIdentity("internal", files_of(authority.issue("broker")), mutual=True),
+        [],
+        asyncio.Event(),
+    )
+
+    def look():
+        looks.append(1)
+        if len(looks) > 1:
+            seen.set()
+        raise RuntimeError
+
+    monkeypatch.setattr(identity, "look", look)
+    watch = asyncio.create_task(tls._watch(SimpleNamespace(identities=[identity])))
+    async with asyncio.timeout(10):
+        await seen.wait()
+    watch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watch
 
 
 def test_the_same_certificate_written_again_changes_nothing(authority):
