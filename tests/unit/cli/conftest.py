@@ -303,7 +303,9 @@ class FakeAdmin(FakeGroupMethods, FakeUserMethods, FakeContext):
             else log
             for log in self.describe_logs()
         ]
-        return plan_balance(self.describe_cluster().brokers, self.describe_topics(), loads, by, max_ratio)
+        cluster, topics = self.describe_cluster(), self.describe_topics()
+        plan = plan_balance(cluster.brokers, topics, loads, by, max_ratio)
+        return replace(plan, hidden_topics=cluster.count_hidden(topics))
 
     def reassign_partitions(
         self, moves: Mapping[TopicPartition, Sequence[int]], *, copy_bytes_per_second: int = 0, validate_only: bool

@@ -10,7 +10,7 @@ from headrace.cli.broker.removal import check_removal
 from headrace.cli.broker.rows import BROKER_COLUMNS, broker_row
 from headrace.cli.broker.unclaimed import UNCLAIMED_COLUMNS, delete_unclaimed, unclaimed_row
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text, warn_of_hidden
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, hidden_text, warn_of_hidden
 from headrace.cli.common.rendering import Column, Facts, JsonValue, Report, TableSection, bytes_text
 from headrace.cli.common.session import CommandFailed, Session, command
 from headrace.cli.partition.problems import missing_replicas
@@ -70,7 +70,7 @@ def list_brokers(session: Session) -> None:
         Column("REPLICAS", "replicas"),
         Column("NOT IN SYNC", "not_in_sync"),
     )
-    warn_of_hidden(session, count_hidden(cluster, topics), "and their replicas are not counted")
+    warn_of_hidden(session, cluster.count_hidden(topics), "and their replicas are not counted")
     session.show(Report(rows, (TableSection(columns, rows, empty="no brokers"),)))
 
 
@@ -97,7 +97,7 @@ def describe(
             for partition in topic.partitions
             if broker_id in partition.replicas
         ]
-        hidden = count_hidden(cluster, topics)
+        hidden = cluster.count_hidden(topics)
         if found is None and not held:
             raise _not_found(broker_id, hidden)
         logs, silent = gather_logs(admin, [broker_id] if found else [])

@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, warn_of_hidden
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, warn_of_hidden
 from headrace.cli.common.rendering import JsonValue, Note, Report
 from headrace.cli.common.session import CommandFailed, DryRun, Session, command
 from headrace.cli.common.watching import Interval, Screen, WaitTimeout, rounds
@@ -121,7 +121,7 @@ def _leadership(admin: "Admin", broker_id: int) -> LedPartitions:
     led = [(topic.name, each) for topic in topics for each in topic.partitions if each.leader_id == broker_id]
     stuck = tuple(f"{name}-{each.partition}" for name, each in led if not able & set(each.in_sync_replicas))
     registered = any(each.broker_id == broker_id for each in brokers)
-    return LedPartitions(registered, len(led), stuck, count_hidden(cluster, topics))
+    return LedPartitions(registered, len(led), stuck, cluster.count_hidden(topics))
 
 
 def _progress(broker_id: int, at_first: int, now: LedPartitions) -> Report:

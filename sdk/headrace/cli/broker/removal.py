@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.common.arguments import broker_list, counted
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, hidden_text
 from headrace.cli.common.rendering import Column, JsonValue, Note, Report, TableSection
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, command
 
@@ -68,7 +68,7 @@ def _unseen(cluster: "ClusterDescription", topics: "Sequence[TopicDescription]")
             f"the coordinator cannot decode {counted(cluster.undecodable_keys, 'value')} of the metadata, which may "
             "name replicas: see metadata_value_undecodable in its log, and start the release that wrote them"
         )
-    hidden = count_hidden(cluster, topics)
+    hidden = cluster.count_hidden(topics)
     return f"{hidden_text(hidden)} and may have replicas there: {HIDDEN_ACTION}" if hidden else ""
 
 

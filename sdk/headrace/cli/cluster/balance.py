@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.arguments import parse_rate
-from headrace.cli.common.hidden_topics import count_hidden, warn_of_hidden
+from headrace.cli.common.hidden_topics import warn_of_hidden
 from headrace.cli.common.rendering import Column, JsonValue, Note, Section, TableSection, bytes_text
 from headrace.cli.common.session import DryRun, Session, Yes, command
 from headrace.cli.common.watching import Interval, WaitTimeout
@@ -61,10 +61,8 @@ def balance(
     rate = parse_rate(throttle) if throttle is not None else 0
     with session.admin() as admin:
         plan = admin.plan_balance(by.value, max_ratio=max_ratio)
-        hidden = count_hidden(admin.describe_cluster(), admin.describe_topics())
-        warn_of_hidden(session, hidden, "and the plan neither counts nor moves their replicas")
-        fields = _fields(plan) | {"hidden_topics": hidden}
-        run = MoveRun(session, admin, rate, yes=yes, dry_run=dry_run, fields=fields, heading=_heading(plan))
+        warn_of_hidden(session, plan.hidden_topics, "and the plan neither counts nor moves their replicas")
+        run = MoveRun(session, admin, rate, yes=yes, dry_run=dry_run, fields=_fields(plan), heading=_heading(plan))
         run.start(plan.moves, watch=watch, interval=interval, wait_timeout=wait_timeout)
 
 
@@ -77,6 +75,7 @@ def _fields(plan: "BalancePlan") -> dict[str, JsonValue]:
             {"broker_id": broker_id, "before": round(before), "after": round(plan.after[broker_id])}
             for broker_id, before in plan.before.items()
         ],
+        "hidden_topics": plan.hidden_topics,
     }
 
 

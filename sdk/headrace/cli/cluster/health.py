@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.common.arguments import broker_list, counted
 from headrace.cli.common.findings import Finding, Status
-from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, hidden_text
 from headrace.cli.partition.problems import PartitionProblem, missing_replicas, problems_of
 from headrace.cli.partition.replica_logs import leader_logs
 
@@ -79,7 +79,7 @@ def find_failures(
             f"{_have(len(behind))} not all replicas in sync: {_names(behind)}",
             _recovery(behind, live),
         )
-    if count_hidden(cluster, topics):
+    if cluster.count_hidden(topics):
         yield from _hidden_failures(cluster, len(found[PartitionProblem.OFFLINE]), _under_replicated(topics))
 
 
@@ -125,7 +125,7 @@ def find_notices(
             f"broker {broker_id} is stopping and hands its leadership over",
             "Wait for it, or see its log.",
         )
-    if hidden := count_hidden(cluster, topics):
+    if hidden := cluster.count_hidden(topics):
         yield _notice(
             "hidden_topics",
             f"{hidden_text(hidden)}: of their partitions only offline and under-replicated ones are counted",

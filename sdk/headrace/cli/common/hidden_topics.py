@@ -1,20 +1,13 @@
 """Topics of the cluster that the caller may not describe: lists of topics leave them out without an error."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.cli.common.arguments import counted
 
 if TYPE_CHECKING:
     from headrace.cli.common.session import Session
-    from headrace.client.admin.rpc import ClusterDescription, TopicDescription
 
 HIDDEN_ACTION = "let an administrator run the command, or grant describe on topic:__* and topic:headrace-mirrors"
-
-
-def count_hidden(cluster: "ClusterDescription", topics: "Sequence[TopicDescription]") -> int:
-    """Return how many topics of the cluster a list of all topics does not show to this caller."""
-    return max(0, cluster.topics - len(topics))
 
 
 def hidden_text(hidden: int) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.common.hidden_topics import count_hidden, warn_of_hidden
+from headrace.cli.common.hidden_topics import warn_of_hidden
 from headrace.cli.common.names import TopicFilter
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
 from headrace.cli.common.session import Session, command
@@ -46,7 +46,7 @@ def list_partitions(
         cluster = admin.describe_cluster()
         found = [admin.describe_topic(topic) for topic in dict.fromkeys(topics)] if topics else admin.describe_topics()
     if problems and not topics:
-        warn_of_hidden(session, count_hidden(cluster, found), "and their partitions may have problems")
+        warn_of_hidden(session, cluster.count_hidden(found), "and their partitions may have problems")
     able = {broker.broker_id for broker in cluster.brokers if not broker.draining}
     rows: list[dict[str, JsonValue]] = []
     for topic in found:

@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli.common.arguments import broker_list, counted, parse_rate, parse_topic_or_partition
 from headrace.cli.common.exit_codes import ExitCode
-from headrace.cli.common.hidden_topics import HIDDEN_ACTION, count_hidden, hidden_text, warn_of_hidden
+from headrace.cli.common.hidden_topics import HIDDEN_ACTION, hidden_text, warn_of_hidden
 from headrace.cli.common.names import TopicFilter
 from headrace.cli.common.rendering import JsonValue
 from headrace.cli.common.session import CommandFailed, DryRun, Session, UsageProblem, Yes, command
@@ -114,7 +114,7 @@ def _layout(admin: "Admin", topics: Sequence[str]) -> tuple[ClusterLayout, int]:
     cluster = admin.describe_cluster()
     found = [admin.describe_topic(topic) for topic in dict.fromkeys(topics)] if topics else admin.describe_topics()
     logs, _ = gather_logs(admin, (broker.broker_id for broker in cluster.brokers))
-    return cluster_layout(cluster.brokers, found, logs), 0 if topics else count_hidden(cluster, found)
+    return cluster_layout(cluster.brokers, found, logs), 0 if topics else cluster.count_hidden(found)
 
 
 def _cancel(session: Session, admin: "Admin", named: Sequence[str], topics: Sequence[str], *, dry_run: bool) -> None:

@@ -34,6 +34,8 @@ class BalancePlan:
     before: Mapping[int, float]
     """Replicas, or load in bytes per second, of each broker that receives replicas, by id."""
     after: Mapping[int, float]
+    hidden_topics: int = 0
+    """Number of topics that are not shown to the caller: the plan neither counts nor moves their replicas."""
 
     @property
     def targets(self) -> dict[TopicPartition, tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """Operations of `Admin`, shared by the blocking and the asyncio class. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -232,10 +233,11 @@ class AdminOperations:
     def plan_balance(self, by: BalanceBy, max_ratio: float, timeout: float | None) -> Operation[BalancePlan]:
         """Plan moves from what brokers report now. Nothing is changed."""
         check_balance(by, max_ratio)
-        brokers = (yield from self.describe_cluster(timeout)).brokers
+        cluster = yield from self.describe_cluster(timeout)
         topics = yield from self.describe_topics(None, timeout)
         logs = yield from self.describe_logs(None, None, timeout)
-        return plan_balance(brokers, topics, logs, by, max_ratio)
+        plan = plan_balance(cluster.brokers, topics, logs, by, max_ratio)
+        return replace(plan, hidden_topics=cluster.count_hidden(topics))
 
     def cancel_reassignment(
         self, partitions: Sequence[TopicPartition], *, validate_only: bool, timeout: float | None

@@ -154,6 +154,10 @@ class ClusterDescription:
     undecodable_keys: int = 0
     """Number of metadata values that the responding coordinator cannot decode; their content is missing here."""
 
+    def count_hidden(self, topics: Sequence[TopicDescription]) -> int:
+        """Return how many topics of the cluster a list of all topics does not show to this caller."""
+        return max(0, self.topics - len(topics))
+
 
 class OffsetAt(NamedTuple):
     """Result of an offset look-up."""
