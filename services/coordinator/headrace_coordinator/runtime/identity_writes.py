@@ -157,12 +157,14 @@ class IdentityWrites:
         if removal is None:
             return ()
         revision = self._source.revision
-        lasting = self._administrator(lasting=True) is not None
-        before, after = self._administrator(lasting=lasting), self._administrator(removal, lasting=lasting)
+        before = self._administrator(lasting=True)
+        lasting = before is not None
+        after = self._administrator(removal, lasting=lasting)
         if after is not None:
             return self._evidence(after)
         if not await self._is_current(revision, deadline):
             return None
+        before = before or self._administrator()
         if before is None:
             return ()
         raise ConflictError(
