@@ -45,4 +45,7 @@ def first_record(
     assert timestamps is not None, "the batch is flagged to have timestamps"
     offsets = columns.offset_array(0, columns.record_count)
     matches = np.flatnonzero((timestamps >= timestamp_ms) & (offsets >= start_offset))
-    return TimestampedOffset(Offset(int(offsets[matches[0]])), int(timestamps[matches[0]])) if matches.size else None
+    if not matches.size:
+        return None
+    at = matches[0]
+    return TimestampedOffset(Offset(int(offsets[at])), int(timestamps[at]))

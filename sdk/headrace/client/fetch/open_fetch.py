@@ -55,13 +55,10 @@ class OpenFetch:
         if self.completed is None:
             return None
         try:
-            decoded = next(self._decoded_batches, None)
+            return self._next()
         except BaseException:
             self.forget()
             raise
-        if decoded is None:
-            self.completed = None
-        return decoded
 
     def decode_unless_error(self) -> DecodedBatch | None:
         """Decode the next batch; `None` if none is left, or if that fails: the fetch stays open, and `decode` raises.
@@ -69,10 +66,13 @@ class OpenFetch:
         So a poll that has received records returns them before the error.
         """
         try:
-            decoded = next(self._decoded_batches, None)
+            return self._next()
         except Exception as error:
             self._decoded_batches = map(_raise, (error,))
             return None
+
+    def _next(self) -> DecodedBatch | None:
+        decoded = next(self._decoded_batches, None)
         if decoded is None:
             self.completed = None
         return decoded

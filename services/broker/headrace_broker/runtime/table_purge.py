@@ -95,7 +95,7 @@ class TablePurge:
         return self._partition.context.clock.monotonic_ms() - ended_ms >= KEPT_MS
 
     def _note_end(self, task: asyncio.Task[CompactionReport]) -> None:
-        """Take note of an error without a caller, which the next one meets again."""
+        """Note of which log a purge was, and when it ended; its error may have no caller, and the next one meets it."""
         if not task.cancelled():
             task.exception()
         log = self._partition.log
