@@ -12,16 +12,27 @@ from headrace.log.log_compaction import LogCompaction
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.encoding import CompactedRange, column_parts, encode_batch, join_column
 from headrace.wire.errors import InvalidRequestError, StorageFullError
-from headrace_broker.core.messages import StateSeen
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime.maintenance import compact_partition, note_sizes
-from headrace_server.partition_state import PartitionState, Replica
+from headrace_broker.runtime.partition import Partition
 
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, leading_partition
+from tests.unit.broker.test_broker_runtime import batch, leading_partition, rot, show_two_in_sync
 
 COMPACT = replace(TopicConfig(), cleanup_policy="compact")
 AT_MS = 1_700_000_000_000
+
+
+async def fill(partition: Partition) -> list[bytes]:
+    """Append four records of one key of a compacted topic, and close their segment; return their batches."""
+    partition.config = COMPACT
+    await partition.update_log_settings()
+    keyed = [encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS) for number in range(4)]
+    for each in keyed:
+        assert partition.appender.append_now([each], -1, committed=True) is not None
+    partition.on_flushed(partition.flush_blocking())
+    partition.open_log._writer.roll()
+    return keyed
 
 
 @pytest.mark.parametrize(
@@ -60,13 +71,7 @@ async def test_compacted_batches_are_not_taken(tmp_path: Path) -> None:
 async def test_a_partition_is_compacted_and_counted(tmp_path: Path) -> None:
     """Batches of a producer that may send them again stay; without them the newest record is left."""
     async with leading_partition(tmp_path) as partition:
-        partition.config = COMPACT
-        await partition.update_log_settings()
-        for number in range(4):
-            keyed = encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS)
-            assert partition.appender.append_now([keyed], -1, committed=True) is not None
-        partition.on_flushed(partition.flush_blocking())
-        partition.open_log._writer.roll()
+        await fill(partition)
         await compact_partition(partition, None)
         assert partition.open_log.segment_count == 2
         assert len(list(partition.open_log.reader.headers(0))) == 4, "the clock is in doubt"
@@ -138,14 +143,7 @@ async def test_a_log_that_waits_for_its_compaction_is_measured(tmp_path: Path) -
 async def test_a_full_disk_refuses_appends_and_leaves_compaction_for_later(tmp_path: Path) -> None:
     """The replica keeps serving what it has: a compaction without room harms neither its log nor a later one."""
     async with leading_partition(tmp_path) as partition:
-        partition.config = COMPACT
-        await partition.update_log_settings()
-        keyed = [encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS) for number in range(4)]
-        for each in keyed:
-            assert partition.appender.append_now([each], -1, committed=True) is not None
-        partition.on_flushed(partition.flush_blocking())
-        log = partition.open_log
-        log._writer.roll()
+        log, keyed = partition.open_log, await fill(partition)
         before, files = log.reader.read(0, 1 << 20, 4).read(), sorted(os.listdir(log.directory))
         log._state.environment.space.note_full()
         refused = partition.appender.append_now([keyed[0]], -1, committed=True)
@@ -170,20 +168,10 @@ async def test_a_compaction_that_finds_corruption(tmp_path: Path, others: bool, 
     async with leading_partition(tmp_path) as partition:
         context = partition.context
         assert isinstance(context.clock, ManualClock)
-        partition.config = COMPACT
-        await partition.update_log_settings()
-        for number in range(4):
-            keyed = encode_batch([b"%d" % number], [b"k"], base_timestamp_ms=AT_MS)
-            assert partition.appender.append_now([keyed], -1, committed=True) is not None
-        partition.on_flushed(partition.flush_blocking())
-        partition.open_log._writer.roll()
+        await fill(partition)
         if others:
-            me, other = Replica(1, 5), Replica(2, 6)
-            partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
-        file = tmp_path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log"
-        data = bytearray(file.read_bytes())
-        data[-1] ^= 1
-        file.write_bytes(data)
+            show_two_in_sync(partition)
+        rot(tmp_path)
         assert not await compact_partition(partition, context.now_ms())
         assert partition.replica.role is role
         alarms = context.metrics.corruptions_detected._value.get

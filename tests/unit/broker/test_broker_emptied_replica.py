@@ -53,7 +53,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_metastore import MemoryMetastore
-from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch
+from tests.unit.broker.test_broker_runtime import TOPIC_ID, batch, rot
 
 IDENTITY = ClusterIdentity("test", "cluster-1", 1, b"s" * 32)
 KEYS = IDENTITY.keyspace
@@ -392,11 +392,3 @@ async def test_a_follower_that_a_reader_tells_of_rot_is_copied_anew(cluster: Clu
     assert isinstance(before.failure, CorruptLogError)
     await cluster.leader.write_proposals()
     await cluster.check_members()
-
-
-def rot(path: Path) -> None:
-    """Flip a bit of broker 2's last record."""
-    file = path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)

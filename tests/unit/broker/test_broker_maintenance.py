@@ -48,7 +48,7 @@ from headrace_server.clock_watch import OPERATOR, ClockWatch
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate, batch, committed
+from tests.unit.broker.test_broker_runtime import TOPIC_ID, Gate, batch, committed, rot, show_two_in_sync
 
 
 @pytest.mark.parametrize(("others", "role"), [(True, Role.OFFLINE), (False, Role.LEADING)])
@@ -57,12 +57,8 @@ async def test_the_scrubber_finds_rot(partition: Partition, tmp_path: Path, othe
     assert partition.appender.append_now([batch(b"a"), batch(b"b")], -1, committed=True) is not None
     await committed(partition, 2)
     if others:
-        me, other = Replica(1, 5), Replica(2, 6)
-        partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
-    file = tmp_path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+        show_two_in_sync(partition)
+    rot(tmp_path)
     settings = dataclasses.replace(partition.context.settings, scrub_interval_ms=1)
     context = dataclasses.replace(partition.context, settings=settings)
     task = asyncio.create_task(scrub(SimpleNamespace(partitions=[partition]), context))  # type: ignore[arg-type]

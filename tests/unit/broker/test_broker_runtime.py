@@ -111,6 +111,20 @@ class Gate:
         await asyncio.wait_for(self.entered.wait(), 20)
 
 
+def rot(path: Path) -> None:
+    """Flip a bit of the last record of the first segment."""
+    file = path / f"{TOPIC_ID.hex()}-0" / f"{0:020d}.log"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def show_two_in_sync(partition: Partition) -> None:
+    """Have the leader see another in-sync replica."""
+    me, other = Replica(1, 5), Replica(2, 6)
+    partition.handle(StateSeen(PartitionState((1, 2), me, 0, (me, other), partition_epoch=1), 10))
+
+
 async def committed(partition: Partition, end_offset: int) -> None:
     wait = partition.acknowledgements.of(end_offset, 0)
     if wait is not None:

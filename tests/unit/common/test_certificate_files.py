@@ -84,18 +84,23 @@ def test_what_handshakes_would_fail_at_is_refused_with_a_reason(authority, tmp_p
             read_certificates(files, mutual=True)
 
 
-def test_new_files_are_put_in_force_and_broken_ones_are_not(authority):
-    """A broken certificate leaves the old one in force and says so; the next good one is taken."""
-    identity = TlsIdentity("internal", files_of(authority.issue("broker")), mutual=True)
-    first = identity.current
-    (authority.directory / "broker.pem").write_text("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----\n")
-    identity.look()
+def check_that_the_next_is_taken(authority, identity, first):
+    """A refused certificate leaves the first one in force; a good one replaces it."""
     assert identity.refused
     assert identity.current is first
     authority.issue("broker")
     identity.look()
     assert not identity.refused
     assert identity.current != first
+
+
+def test_new_files_are_put_in_force_and_broken_ones_are_not(authority):
+    """A broken certificate leaves the old one in force and says so; the next good one is taken."""
+    identity = TlsIdentity("internal", files_of(authority.issue("broker")), mutual=True)
+    first = identity.current
+    (authority.directory / "broker.pem").write_text("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----\n")
+    identity.look()
+    check_that_the_next_is_taken(authority, identity, first)
 
 
 @pytest.mark.parametrize("failure", [ssl.SSLError(1, "no shared cipher"), FileNotFoundError(2, "no such file")])
@@ -111,21 +116,13 @@ def test_files_with_which_no_handshake_is_possible_are_refused(authority, monkey
         patched.setattr(certificate_files, "_shake_hands", fail)
         authority.issue("broker")
         identity.look()
-    assert identity.refused
-    assert identity.current is first
-    authority.issue("broker")
-    identity.look()
-    assert not identity.refused
-    assert identity.current != first
+    check_that_the_next_is_taken(authority, identity, first)
 
 
 async def test_the_watch_of_files_outlives_an_error_that_nothing_expects(authority, monkeypatch):
     monkeypatch.setattr(tls, "LOOK_SECONDS", 0)
-    identity, looks, seen = (
-        TlsIdentity("internal", files_of(authority.issue("broker")), mutual=True),
-        [],
-        asyncio.Event(),
-    )
+    identity = TlsIdentity("internal", files_of(authority.issue("broker")), mutual=True)
+    looks, seen = [], asyncio.Event()
 
     def look():
         looks.append(1)

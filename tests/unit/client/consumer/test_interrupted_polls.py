@@ -9,19 +9,13 @@ import pytest
 from headrace import TopicPartition
 from headrace.client.fetch import decoding
 from headrace.client.fetch.dead_letter_producer_async import AsyncDeadLetterProducer
-from headrace.wire.columns import encode_batch
 from headrace.wire.errors import InternalError
 
-from tests.security.poison import poisons
+from tests.unit.client.fetch.test_corrupt_batches import POISON, good
 
 P0, P1 = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
-POISON = poisons()["offsets descend"]
 LETTERS = {"on_corrupt_batch": "dead_letter", "dead_letter_topic": "dead"}
 WAIT = 30
-
-
-def good(first, count=10):
-    return encode_batch([b"%d" % n for n in range(first, first + count)], base_timestamp_ms=1_000)
 
 
 @pytest.fixture
