@@ -255,7 +255,16 @@ def _check_typed(batch: bytes, header: BatchHeader, config: TopicConfig) -> Dire
         raise InvalidRequestError(
             f"the batch does not fit the topic's columns: {wrong}", action=f"The columns are {config.columns}."
         )
+    for place, name in _required(directory.text):
+        if directory.entries[place].null_count:
+            raise InvalidRequestError(f"column {name} is required, and null in the batch", action="Give it a value.")
     return directory
+
+
+@lru_cache(maxsize=256)
+def _required(text: str) -> tuple[tuple[int, str], ...]:
+    """Return place and name of the required columns of a batch: those of the topic, see `writable`, are among them."""
+    return tuple((place, each.name) for place, each in enumerate(parse_columns(text).columns) if each.is_required)
 
 
 @lru_cache(maxsize=256)

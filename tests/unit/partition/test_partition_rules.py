@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from headrace.partition.batch_cache import RecordValue
 from headrace.partition.batch_checks import AppendResult, check_produced, find_compressed, inflatable
@@ -13,7 +14,7 @@ from headrace.partition.table_state import ColumnSlice, RowOffsets
 from headrace.partition.topic_configs import parse_topic_config
 from headrace.v1 import broker_pb2, tables_pb2
 from headrace.wire.batch import HEADER_BYTES, Codec
-from headrace.wire.encoding import encode_batch
+from headrace.wire.encoding import RowBlocks, column_parts, encode_batch
 from headrace.wire.errors import (
     ConflictError,
     CorruptBatchError,
@@ -22,7 +23,9 @@ from headrace.wire.errors import (
     InvalidTimestampError,
     UnsupportedCodecError,
 )
+from headrace.wire.typed.array_blocks import block_of_array
 from headrace.wire.typed.payload import INT64
+from headrace.wire.typed.topic_columns import parse_columns
 
 from tests.unit.wire.test_wire_typed_payload import COLUMNS, typed
 
@@ -51,6 +54,16 @@ def test_rows_are_taken_by_a_topic_of_their_columns_alone():
         check(rows, columns="1 a string, 9 z int32")
     with pytest.raises(ConflictError, match="does not know the newest columns"):
         check(rows, columns="1 a int32 required, 2 b string")
+
+
+def test_rows_have_no_null_in_a_required_column():
+    """A producer of an earlier release has made such batches."""
+    columns = parse_columns("1 a int32, 2 b int32 required")
+    array = pa.array([1, None], pa.int32())
+    blocks = [block_of_array(array, column.type) for column in columns.current]
+    rows = b"".join(column_parts(RowBlocks(columns.batch_text, blocks, 2), base_timestamp_ms=0))
+    with pytest.raises(InvalidRequestError, match="column b is required, and null in the batch"):
+        check(rows, columns=str(columns))
 
 
 def test_what_a_topic_refuses():

@@ -111,6 +111,8 @@ def test_rows() -> None:
         check_row(row, COLUMNS)
     with pytest.raises(InvalidRequestError, match="row 1: column a: 'two' is no int64"):
         arrays_of_rows([{"a": 1}, {"a": "two"}], COLUMNS)
+    with pytest.raises(InvalidRequestError, match="row 1: column a is required, and null"):
+        arrays_of_rows([{"a": 1}, {"b": "y"}], COLUMNS)
     for row, message in (
         ({"a": 1, "e": 2}, "the topic has no column 'e'"),
         ({}, "column a is required, and null"),
@@ -137,6 +139,14 @@ def test_no_fraction_is_cut_off(text: str, right: object, wrong: object) -> None
     check_row({"a": right}, columns)
     with pytest.raises(InvalidRequestError, match="column a: "):
         check_row({"a": wrong}, columns)
+
+
+@pytest.mark.parametrize("value", [np.datetime64("NaT", "us"), pa.scalar(None, pa.timestamp("us"))])
+def test_null_in_any_form_is_no_value_of_a_required_column(value: object) -> None:
+    """Arrow has null for some objects that are not `None`."""
+    check_row({"at": value}, parse_columns("1 at timestamp[us]"))
+    with pytest.raises(InvalidRequestError, match="column at is required, and null"):
+        check_row({"at": value}, parse_columns("1 at timestamp[us] required"))
 
 
 def typed(columns: TopicColumns, rows: list[dict[str, Any]]) -> TypedColumns:

@@ -195,6 +195,8 @@ class PartitionBuffer:
     """
 
     __slots__ = (
+        "_batch_bytes",
+        "_max_batch_bytes",
         "appender",
         "batch_limit",
         "batch_records",
@@ -231,18 +233,23 @@ class PartitionBuffer:
     ) -> None:
         """At most `run_batches` batches of `batch_records` are sealed together."""
         self.where = where
-        self.columns = columns
         self.partition_queue = partition_queue
         self.lock = lock
-        self.largest = max_batch_bytes - BATCH_OVERHEAD
-        if columns is not None:
-            self.largest = max(0, self.largest - len(columns.batch_text) - COLUMN_OVERHEAD * len(columns.current))
-        self.batch_limit = min(batch_bytes, self.largest)
+        self._batch_bytes, self._max_batch_bytes = batch_bytes, max_batch_bytes
+        self.set_columns(columns)
         self.batch_records = batch_records
         self.run_records = batch_records * run_batches
         self.retired = False
         self.appender: Generator[PendingRecord | None, Any, None] | None = None
         self._empty()
+
+    def set_columns(self, columns: TopicColumns | None) -> None:
+        """Set the columns of the rows to come. No batch is open: its rows have the columns of before."""
+        self.columns = columns
+        self.largest = self._max_batch_bytes - BATCH_OVERHEAD
+        if columns is not None:
+            self.largest = max(0, self.largest - len(columns.batch_text) - COLUMN_OVERHEAD * len(columns.current))
+        self.batch_limit = min(self._batch_bytes, self.largest)
 
     def _empty(self) -> None:
         self.values: list[bytes | TypedRow | None] = []

@@ -29,6 +29,7 @@ from headrace.client.producer.rows import TypedBulk, TypedRow
 from headrace.client.producer.sender import Sender
 from headrace.client.tracing.sending import SendSpan, SendTracing
 from headrace.wire.errors import BatchTooLargeError
+from headrace.wire.typed.topic_columns import TopicColumns
 
 
 class UnsentRecord(NamedTuple):
@@ -44,6 +45,8 @@ class UnsentRecord(NamedTuple):
     """See `record_cost`."""
     span: SendSpan | None = None
     """Its span, if it is sent within a trace."""
+    columns: TopicColumns | None = None
+    """Columns that the row was checked with; `None` for bytes."""
 
 
 class OpenBatches:
@@ -89,12 +92,17 @@ class OpenBatches:
             self.keyed_appenders.pop(name, None)
 
     def append(self, buffer: PartitionBuffer, record: UnsentRecord, sender: object) -> PendingRecord | int:
-        """See `ProducerCore.append`; `sender` is what waits for room, see `BufferPool`."""
-        topic, value, key, headers, partition, timestamp_ms, cost, span = record
+        """See `ProducerCore.append`; `sender` is what waits for room, see `BufferPool`.
+
+        `0` also means that the topic has other columns than those that the row was checked with.
+        """
+        topic, value, key, headers, partition, timestamp_ms, cost, span, columns = record
         while True:
             with buffer.lock:
                 if buffer.appender is not None:
                     buffer.stop_appender()
+                if buffer.columns != columns:
+                    return 0
                 if buffer.has_room_for(cost):
                     assert buffer.pending is not None, "there is room: a batch is open"
                     index = buffer.append(value, key, headers, timestamp_ms, cost)
@@ -227,6 +235,18 @@ class OpenBatches:
         with buffer.lock:
             late = self._seal(buffer)
             buffer.retired = True
+        self._ship_late(late)
+
+    def change_columns(self, buffer: PartitionBuffer, columns: TopicColumns | None) -> None:
+        """Send the open batch, whose rows have the columns of before; later rows have these. Under the topics' lock."""
+        with DeferredKeyboardInterrupt():
+            with buffer.lock:
+                late = self._seal(buffer)
+                buffer.set_columns(columns)
+            self._ship_late(late)
+
+    def _ship_late(self, late: tuple[SealedBatch, ClosedBatch] | None) -> None:
+        """Encode a sealed batch and send it; records without a key keep their partition."""
         if late is not None:
             self._sender.encode(late[0], 0, late[1])
             self._sender.dispatch()

@@ -326,14 +326,18 @@ class ProducerCore:
             return self._install(topic_leaders)
 
     def _install(self, topic_leaders: TopicLeaders) -> ProducerTopic:
-        """Create buffers for a topic, or for its new partitions."""
+        """Create buffers for a topic, or for its new partitions, and change the columns of those that exist."""
         with self.topics.lock:
             self.check_usable()
             known = self.topics.known.get(topic_leaders.name)
             if known is not None and known.topic_leaders.topic_id != topic_leaders.topic_id:
                 self._retire(known)
             self.open_batches.add_topic(topic_leaders.name, topic_leaders.partitions)
-            return self.topics.install(topic_leaders)
+            topic = self.topics.install(topic_leaders)
+            for buffer in topic.buffers:
+                if buffer.columns != topic.columns:
+                    self.open_batches.change_columns(buffer, topic.columns)
+            return topic
 
     def _retire(self, topic: ProducerTopic) -> None:
         """Retire a topic: open batches are sent, later appends are rejected."""
@@ -422,7 +426,7 @@ def _typed(record: UnsentRecord, columns: TopicColumns | None) -> UnsentRecord:
         )
     if not isinstance(record.value, TypedRow):
         raise _is_typed(record.topic, columns)
-    return record._replace(key=checked_row(record.topic, record.value, record.key, columns))
+    return record._replace(key=checked_row(record.topic, record.value, record.key, columns), columns=columns)
 
 
 def _is_typed(topic: str, columns: TopicColumns) -> SerializationError:

@@ -48,13 +48,14 @@ class ProducerTopics:
         self.lock = io.make_lock()
 
     def install(self, topic_leaders: TopicLeaders) -> ProducerTopic:
-        """Create buffers for the partitions that have none yet. Called under the lock."""
+        """Create buffers for the partitions that have none yet; those that exist keep their columns.
+
+        Called under the lock.
+        """
         known = self.known.get(topic_leaders.name)
         buffers = [] if known is None else known.buffers
         if known is not None and topic_leaders.columns != known.topic_leaders.columns:
             known.topic_leaders, known.columns = topic_leaders, columns_of(topic_leaders)
-            for buffer in buffers:
-                buffer.columns = known.columns
         if known is not None and len(buffers) >= topic_leaders.partitions:
             return known
         more = [self._make_buffer(topic_leaders, number) for number in range(len(buffers), topic_leaders.partitions)]

@@ -229,11 +229,18 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], column: TopicColumn) -> Any:
     values = [row.get(column.name, default) for row in rows]
     arrow = arrow_type(column.type)
     try:
-        return pa.array(values, arrow, from_pandas=False)
+        array = pa.array(values, arrow, from_pandas=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         for place, value in enumerate(values):
             check_value(column, value, f"row {place}: ")
         raise
+    if column.is_required and array.null_count:
+        raise _is_null(column, f"row {pc.index(array.is_null(), True).as_py()}: ")
+    return array
+
+
+def _is_null(column: TopicColumn, where: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}column {column.name} is required, and null", action="Give it a value.")
 
 
 def check_row(row: Mapping[str, Any], columns: TopicColumns) -> None:
@@ -251,7 +258,7 @@ def check_row(row: Mapping[str, Any], columns: TopicColumns) -> None:
     for column in columns.current:
         value = row.get(column.name, column.default_value)
         if value is None and column.is_required:
-            raise InvalidRequestError(f"column {column.name} is required, and null", action="Give it a value.")
+            raise _is_null(column, "")
         check_value(column, value, "")
 
 
@@ -291,12 +298,14 @@ def check_value(column: TopicColumn, value: Any, where: str) -> None:
     if kind is int and column.type.name in _RANGES and value in _RANGES[column.type.name]:
         return
     try:
-        array_of_value(value, column.type)
+        array = array_of_value(value, column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError(
             f"{where}column {column.name}: {value!r:.80} is no {column.type}: {error}",
             action="Give it a value of this type.",
         ) from error
+    if column.is_required and array.null_count:  # As of a NaT, which is not `None`.
+        raise _is_null(column, where)
 
 
 _EXACT: dict[str, type] = {"string": str, "double": float, "bool": bool}

@@ -13,6 +13,7 @@ from datetime import datetime
 import headrace
 import pytest
 from headrace.client.base.operations import execute
+from headrace.client.producer import producer_core
 from headrace.client.producer.accumulator import ClosedBatch
 from headrace.client.producer.futures import PendingBatch
 from headrace.client.producer.partition_queue import Finished, PartitionQueue, SealedBatch
@@ -32,6 +33,7 @@ from headrace.wire.errors import (
     UnknownTopicError,
     UnknownTopicIdError,
 )
+from headrace.wire.typed.topic_columns import parse_columns
 
 from tests.fakes.cluster import FakePartition
 
@@ -328,6 +330,52 @@ def test_a_row_that_waits_for_room_is_appended_once_there_is_room(fake_cluster, 
         assert not sending.is_alive()
         producer.flush(WAIT)
     assert topic.partitions[0].end == 1 + rows
+
+
+def typed_batches(topic):
+    """Each batch of the first partition: the text of its columns, and its rows."""
+    columns = [decode_batch(batch, max_payload_bytes=2**20) for _, batch in topic.partitions[0].batches]
+    return [(each.typed.directory.text, each.typed.rows(0, len(each.offsets()))) for each in columns]
+
+
+@pytest.mark.parametrize(
+    "renamed", ["1 title string", "1 title string required", "2 name string, 1 name string dropped"]
+)
+def test_rows_of_an_open_batch_keep_their_columns_when_the_topic_has_others(fake_cluster, topic, renamed):
+    """The leader finds them by id. The buffer's limit is that of the columns."""
+    topic.columns = "1 name string"
+    (name,) = (column.name for column in parse_columns(renamed).current)
+    with producer_for(fake_cluster, linger_ms=60_000) as producer:
+        futures = [producer.send("t", {"name": "Ada"})]
+        topic.columns = renamed
+        execute(producer._core.refresh(), producer._io.run_step)
+        futures.append(producer.send("t", {name: "Bob"}))
+        producer.flush(WAIT)
+        assert [future.result(WAIT).offset for future in futures] == [0, 1]
+        (buffer,) = producer._core.topics.known["t"].buffers
+    text = parse_columns(renamed).batch_text
+    assert typed_batches(topic) == [("1 name string", [{"name": "Ada"}]), (text, [{name: "Bob"}])]
+    with producer_for(fake_cluster) as producer:
+        producer.send("t", {name: "Eve"}).result(WAIT)
+        assert buffer.largest == producer._core.topics.known["t"].buffers[0].largest
+
+
+def test_a_row_is_checked_again_if_the_columns_change_before_it_is_in_a_batch(fake_cluster, topic, monkeypatch):
+    """Another thread reads the metadata between the check of a row and its place in the open batch."""
+    topic.columns = "1 name string"
+    with producer_for(fake_cluster, linger_ms=60_000) as producer:
+        producer.send("t", {"name": "Ada"}).result(WAIT)
+
+        def checked_row(*arguments):
+            monkeypatch.undo()
+            topic.columns = "1 title string"
+            execute(producer._core.refresh(), producer._io.run_step)
+
+        monkeypatch.setattr(producer_core, "checked_row", checked_row)
+        with pytest.raises(headrace.SerializationError, match="the topic has no column 'name'"):
+            producer.send("t", {"name": "Bob"})
+        producer.send("t", {"title": "Eve"}).result(WAIT)
+    assert typed_batches(topic) == [("1 name string", [{"name": "Ada"}]), ("1 title string", [{"title": "Eve"}])]
 
 
 def test_a_record_that_no_batch_can_hold_is_refused_at_once(fake_cluster):
