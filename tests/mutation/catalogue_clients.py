@@ -151,6 +151,25 @@ CLIENTS = (
         Simulation(50, changes={**FAILOVERS, "partitions": 2}),
     ),
     Mutant(
+        "received-records-await-more",
+        "H159",
+        "ConsumerCore.poll",
+        replace(
+            "decoded = self._further_decoded_batch(left)",
+            "decoded = yield from self._first_decoded_batch(timeout, left)",
+        ),
+        "A poll that is cancelled loses the records that it had received.",
+        Simulation(60),
+    ),
+    Mutant(
+        "accepted-record-awaits-its-return",
+        "H159",
+        "ProducerCore.append_waiting",
+        replace("return done", "yield Pause(0.003)\nreturn done"),
+        "A send that is cancelled has accepted its record: sent again it is stored twice.",
+        Simulation(100),
+    ),
+    Mutant(
         "reset-to-the-end",
         "H143",
         "position_after",

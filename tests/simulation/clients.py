@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,14 @@ REPLACING = 0.5
 """Share of records that replace each other, in a compacted topic."""
 BURSTING = 0.3
 """Share of producers that send bursts, and of their sends that are one."""
+IMPATIENT = 0.3
+"""Share of applications that cancel calls, and of their calls that may be cancelled."""
+PATIENCE_MS = 300
+"""A call is cancelled after less than that."""
+TIGHT = 0.3
+"""Share of producers whose records wait for buffer memory."""
+TIGHT_BATCH_BYTES, TIGHT_MEMORY = 200, 400
+"""Of such a producer."""
 SETTINGS: dict[str, Any] = {
     "request_timeout_ms": 700,
     "retry_backoff_ms": 40,
@@ -78,6 +86,9 @@ class Client:
         self.process.after_event = self._after_event
         self.loop = ClientLoop(cluster.world, self.process, cluster.transport, cluster.promises)
         self._chance = cluster.world.chance(name)
+        # Drawn apart, so that other seeds stay as they are.
+        self._patience = random.Random(f"{cluster.plan.seed}/{name}/patience")
+        self._is_impatient = self._patience.random() < IMPATIENT
         cluster.promises.begins(name)
         self._servers = [address_of(number) for number in sorted(cluster.brokers)]
 
@@ -111,6 +122,13 @@ class Client:
         if cluster_metadata is not None:
             self.cluster.promises.looks(self.name, cluster_metadata)
 
+    @asynccontextmanager
+    async def _patiently(self) -> AsyncIterator[None]:
+        """Cancel some of an impatient application's calls: `TimeoutError`."""
+        ends = self._is_impatient and self._patience.random() < IMPATIENT
+        async with asyncio.timeout(self._patience.randrange(PATIENCE_MS) / 1000 if ends else None):
+            yield
+
     async def _rest(self, period_ms: int) -> None:
         await asyncio.sleep((1 + self._chance.randrange(2 * period_ms)) / 1000)
 
@@ -130,6 +148,7 @@ class Producer(Client):
         self._bursts = random.Random(f"{cluster.plan.seed}/{self.name}/bursts")
         self._has_bursts = self._bursts.random() < BURSTING
         self._replacing = random.Random(f"{cluster.plan.seed}/{self.name}/replacing")
+        self._is_tight = random.Random(f"{cluster.plan.seed}/{self.name}/memory").random() < TIGHT
 
     @property
     def waits(self) -> bool:
@@ -160,7 +179,9 @@ class Producer(Client):
         settings = SETTINGS
         if self._has_bursts:
             codec, settings = "none", {**SETTINGS, "batch_records": 1}
-        return aio.Producer(
+        if self._is_tight:
+            settings = {**settings, "batch_bytes": TIGHT_BATCH_BYTES}
+        producer = aio.Producer(
             bootstrap_servers=self._servers,
             acks=ACKS[self.acks],
             compression_type=codec,
@@ -169,6 +190,9 @@ class Producer(Client):
             max_block_ms=1_000,
             **settings,
         )
+        if self._is_tight:
+            producer._core.buffer_pool.limit = TIGHT_MEMORY
+        return producer
 
     async def _send_to(self, producer: aio.Producer, number: int) -> None:
         if self._open.get(number, 0) < MAX_OPEN:
@@ -194,19 +218,24 @@ class Producer(Client):
         done = 0
         try:
             if as_batch:
-                for future, records in (await producer.send_many(TOPIC, values, keys=keys, partition=number)).parts:
+                async with self._patiently():
+                    sent_batches = await producer.send_many(TOPIC, values, keys=keys, partition=number)
+                for future, records in sent_batches.parts:
                     self._wait(producer, number, tuple(names[done : done + records]), future)
                     done += records
             else:
                 for name, value in zip(names, values, strict=True):
                     record_key = None if keys is None else keys[done]
-                    sent = await producer.send(TOPIC, value, key=record_key, partition=number)
+                    async with self._patiently():
+                        sent = await producer.send(TOPIC, value, key=record_key, partition=number)
                     self._wait(producer, number, (name,), sent)
                     done += 1
         except HeadraceError as error:
             self.world.count(f"sends refused: {error.code.name}")
-            key = LogId(self.cluster.newest_topic_id, number)
-            self._end(key, tuple(names[done:]), FAIL, -1, self.cluster.next_order())
+            self._end_early(number, tuple(names[done:]), FAIL)
+        except TimeoutError:
+            self.world.count("sends cancelled")
+            self._end_early(number, tuple(names[done:]), UNKNOWN if as_batch else FAIL)
 
     def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], future: aio.RecordFuture) -> None:
         topic = producer._core.topics.known.get(TOPIC)
@@ -225,6 +254,10 @@ class Producer(Client):
             self.world.count(f"sends failed, {outcome}: {error.code.name}")
         self._open[key.partition] -= 1
         self._end(key, names, outcome, offset, order)
+
+    def _end_early(self, number: int, names: tuple[str, ...], outcome: str) -> None:
+        """End what was not accepted, or only as far as `send_many` has come."""
+        self._end(LogId(self.cluster.newest_topic_id, number), names, outcome, -1, self.cluster.next_order())
 
     def _end(self, key: LogId, names: tuple[str, ...], outcome: str, offset: int, order: int) -> None:
         number = self.cluster.number_of(key)
@@ -350,7 +383,8 @@ class Consumer(_Reading):
     async def _poll(self, consumer: aio.Consumer) -> None:
         """Ask for records, and do what an error asks for."""
         try:
-            batch = await consumer.poll(1.0, self._chance.choice((None, None, 1, 3)))
+            async with self._patiently():
+                batch = await consumer.poll(1.0, self._chance.choice((None, None, 1, 3)))
             self.world.count(CHECKED + "I1 as answered", len(batch))
             self._received(batch)
         except LogTruncationError as error:
@@ -368,6 +402,8 @@ class Consumer(_Reading):
             self.world.count("corruption that readers met")
         except HeadraceError as error:
             self.world.count(f"polls failed: {error.code.name}")
+        except TimeoutError:
+            self.world.count("polls cancelled")
 
 
 class Reader(_Reading):
@@ -382,12 +418,21 @@ class Reader(_Reading):
             self._watch(reader._core)
             try:
                 async with reader:
-                    async for batch in reader.batches(timeout=2.0):
-                        self._received(batch)
+                    while not await self._read_on(reader):
+                        self.world.count("reads cancelled")
                     self._check_end(reader)
             except HeadraceError as error:
                 self.world.count(f"readers failed: {error.code.name}")
             self._core = None
+
+    async def _read_on(self, reader: aio.Reader) -> bool:
+        """Read to the end; return whether it was reached."""
+        with suppress(TimeoutError):
+            async with self._patiently():
+                async for batch in reader.batches(timeout=2.0):
+                    self._received(batch)
+                return True
+        return False
 
     def _check_end(self, reader: aio.Reader) -> None:
         """A reader that ends without an error has everything up to its end."""

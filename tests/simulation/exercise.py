@@ -36,6 +36,8 @@ CLIENTS = (
 """What clients are told, and what their shipped cores make of it."""
 FORGOTTEN = "producers forgotten"
 COMPRESSED = "compressed batches sent"
+CANCELLED = ("polls cancelled", "reads cancelled", "sends cancelled")
+"""By applications, in the middle: only a send that waits for memory or metadata can be."""
 SELDOM_FAULTS = (
     "corruption",
     "disk error",
@@ -56,6 +58,7 @@ REQUIRED = (
     *(FAULT + name for name in (*FAULTS, *LATER_FAULTS) if name not in SELDOM_FAULTS),
     FORGOTTEN,
     COMPRESSED,
+    *CANCELLED,
 )
 
 
