@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import Mutant, Test, never, replace
+from tests.mutation.mutants import Mutant, Simulation, Test, never, replace
 
 UNIT = "tests/unit/wire/test_wire_typed_payload.py::"
 COLUMNS = "tests/unit/wire/test_wire_topic_columns.py::"
-BYTES = "Its topics have values of bytes."
+SOUND_ROWS = "The clients of the simulator write rows that fit, and read all of them."
 
 TYPED = (
     Mutant(
@@ -15,7 +15,7 @@ TYPED = (
         "block_of",
         never("crc32c(stored) != entry.block_crc"),
         "A part of a batch has no other checksum: damaged values are returned.",
-        Test(UNIT + "test_each_flipped_bit_of_a_part_is_found", BYTES),
+        Test(UNIT + "test_each_flipped_bit_of_a_part_is_found", SOUND_ROWS),
     ),
     Mutant(
         "block-checksums-not-checked-by-the-leader",
@@ -23,7 +23,7 @@ TYPED = (
         "check_blocks",
         never("crc32c(payload[start:end]) != entry.block_crc"),
         "A batch is appended of which no reader of single columns can read one.",
-        Test(UNIT + "test_wrong_checksums_of_blocks_are_not_appended", BYTES),
+        Test(UNIT + "test_wrong_checksums_of_blocks_are_not_appended", SOUND_ROWS),
     ),
     Mutant(
         "range-excludes-its-ends",
@@ -31,7 +31,7 @@ TYPED = (
         "ColumnRange.excludes",
         replace("unpack(entry.maximum) < unpack(self.minimum)", "unpack(entry.maximum) <= unpack(self.minimum)"),
         "A batch whose greatest value is the range's minimum is skipped.",
-        Test(UNIT + "test_ranges_skip_batches", BYTES),
+        Test(UNIT + "test_ranges_skip_batches", SOUND_ROWS),
     ),
     Mutant(
         "unlike-bounds-compared",
@@ -39,7 +39,7 @@ TYPED = (
         "ColumnRange.excludes",
         replace("entry.bounds == NO_BOUNDS or entry.bounds != self.bounds", "entry.bounds == NO_BOUNDS"),
         "The bounds of a column that was widened since are compared as if they were of the new type.",
-        Test(UNIT + "test_ranges_skip_batches", BYTES),
+        Test(UNIT + "test_ranges_skip_batches", SOUND_ROWS),
     ),
     Mutant(
         "required-column-missing",
@@ -47,7 +47,7 @@ TYPED = (
         "writable",
         never("not now.can_be_absent and written.by_id(now.id) is None"),
         "Rows without a required column are appended.",
-        Test(COLUMNS + "test_what_may_be_appended", BYTES),
+        Test(COLUMNS + "test_what_may_be_appended", SOUND_ROWS),
     ),
     Mutant(
         "narrowed-column",
@@ -55,6 +55,24 @@ TYPED = (
         "_check_change",
         never('mode in {"backward", "full"} and not widens(was.type, column.type)'),
         "A column becomes narrower than the values that old records have.",
-        Test(COLUMNS + "test_modes", BYTES),
+        Test(COLUMNS + "test_modes", SOUND_ROWS),
+    ),
+    Mutant(
+        "open-rows-take-later-columns",
+        "H160",
+        "OpenBatches.change_columns",
+        replace("late = self._seal(buffer)", "late = None"),
+        "Rows in an open batch are stored without the values of a column that is renamed meanwhile.",
+        Simulation(
+            200,
+            changes={
+                "typed": True,
+                "compacts": False,
+                "is_table": False,
+                "mirrors": False,
+                "faults": ("columns change", "columns change", "isolate", "pause"),
+                "fault_period_ms": 300,
+            },
+        ),
     ),
 )

@@ -7,6 +7,7 @@ import random
 from headrace.log.directory import LogId
 
 from tests.fakes.memory_filesystem import Loss
+from tests.simulation import typed_rows
 from tests.simulation.faults import Faults, duration
 
 
@@ -54,6 +55,13 @@ class AdminFaults(Faults):
             return False
         minimum = chance.randint(plan.min_insync_replicas, plan.replication_factor)
         self.cluster.configure(min_insync_replicas=str(minimum))
+        return True
+
+    def _change_columns(self, chance: random.Random) -> bool:
+        """Columns of the typed topic are renamed, added or dropped (H160)."""
+        if self._partition(chance) is None:
+            return False
+        self.cluster.configure(columns=typed_rows.changed(self.cluster.topic.configs["columns"], chance))
         return True
 
     def _change_durability(self, chance: random.Random) -> bool:

@@ -23,11 +23,13 @@ from headrace.log.directory import LogId
 from headrace.wire.batch_runs import FEW_BATCHES
 from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 from tests.simulation.client_calls import ClientLoop
 from tests.simulation.exercise import CHECKED
 from tests.simulation.history import FAIL, OK, REPLACEABLE, UNKNOWN, Poll, Send, is_replaceable
 from tests.simulation.promises import address_of, name_of
+from tests.simulation.typed_rows import COLUMNS, row_of, table_of
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -54,6 +56,8 @@ IMPATIENT = 0.3
 """Share of applications that cancel calls, and of their calls that may be cancelled."""
 PATIENCE_MS = 300
 """A call is cancelled after less than that."""
+LINGERING = 0.5
+"""Share of producers that wait for what they sent after a while only: a wait for a record sends its open batch."""
 TIGHT = 0.3
 """Share of producers whose records wait for buffer memory."""
 TIGHT_BATCH_BYTES, TIGHT_MEMORY = 200, 400
@@ -148,6 +152,8 @@ class Producer(Client):
         self._bursts = random.Random(f"{cluster.plan.seed}/{self.name}/bursts")
         self._has_bursts = self._bursts.random() < BURSTING
         self._replacing = random.Random(f"{cluster.plan.seed}/{self.name}/replacing")
+        self._waiting = random.Random(f"{cluster.plan.seed}/{self.name}/waiting")
+        self._lingers = self._waiting.random() < LINGERING
         self._is_tight = random.Random(f"{cluster.plan.seed}/{self.name}/memory").random() < TIGHT
 
     @property
@@ -214,12 +220,19 @@ class Producer(Client):
             names = [REPLACEABLE + name if self._replacing.random() < REPLACING else name for name in names]
             keys = [REPLACEABLE.encode() if is_replaceable(name) else name.encode() for name in names]
         self._sent += count
-        values = [name.encode().ljust(self._chance.choice(SIZES)) for name in names]
+        sizes = [self._chance.choice(SIZES) for _ in names]
+        values: list[Any] = [name.encode().ljust(size) for name, size in zip(names, sizes, strict=True)]
+        columns = self._columns(producer)
+        if columns is not None:
+            values = [row_of(columns, name, size) for name, size in zip(names, sizes, strict=True)]
         done = 0
         try:
             if as_batch:
                 async with self._patiently():
-                    sent_batches = await producer.send_many(TOPIC, values, keys=keys, partition=number)
+                    if columns is not None:
+                        sent_batches = await producer.send_table(TOPIC, table_of(values), partition=number)
+                    else:
+                        sent_batches = await producer.send_many(TOPIC, values, keys=keys, partition=number)
                 for future, records in sent_batches.parts:
                     self._wait(producer, number, tuple(names[done : done + records]), future)
                     done += records
@@ -237,6 +250,13 @@ class Producer(Client):
             self.world.count("sends cancelled")
             self._end_early(number, tuple(names[done:]), UNKNOWN if as_batch else FAIL)
 
+    def _columns(self, producer: aio.Producer) -> TopicColumns | None:
+        """Return the columns of a typed topic as the producer knows them, or as they are."""
+        if not self.cluster.plan.typed:
+            return None
+        known = producer._core.topics.known.get(TOPIC)
+        return parse_columns(self.cluster.topic.configs.get("columns", COLUMNS)) if known is None else known.columns
+
     def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], future: aio.RecordFuture) -> None:
         topic = producer._core.topics.known.get(TOPIC)
         key = LogId(self.cluster.newest_topic_id if topic is None else topic.topic_leaders.topic_id, number)
@@ -245,6 +265,8 @@ class Producer(Client):
 
     async def _await(self, key: LogId, names: tuple[str, ...], future: aio.RecordFuture, order: int) -> None:
         outcome, offset = OK, -1
+        if self._lingers:
+            await asyncio.sleep(self._waiting.randrange(PATIENCE_MS) / 1000)
         try:
             offset = (await future).offset
             self.world.count("acknowledged")
@@ -331,7 +353,7 @@ class _Reading(Client):
             )
         self._key = key
         self.world.count("records read", len(records))
-        read = tuple((record.offset, name_of(record.value or b"")) for record in records)
+        read = tuple((record.offset, name_of(record.value)) for record in records)
         number = self.cluster.number_of(key)
         self.cluster.polls.append(Poll(self.name, number, self._position, read, self._moved))
         self._position, self._moved = read[-1][0] + 1, False

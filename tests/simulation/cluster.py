@@ -22,6 +22,7 @@ from headrace_server.metastore.api import Put
 from headrace_server.partition_state import PartitionState, Replica
 
 from tests.fakes.memory_filesystem import UNLIMITED, Loss, PowerLost
+from tests.simulation import typed_rows
 from tests.simulation.broker import FILE_DELETE_DELAY_MS, Broker
 from tests.simulation.clients import TOPIC, Client, Consumer, Producer, Reader
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
@@ -261,6 +262,8 @@ class Cluster:
                 configs["retention_ms"] = "-1"
         if not self.flushed_only:
             configs["durability"] = "async"
+        if plan.typed:
+            configs["columns"] = typed_rows.COLUMNS
         if plan.mirrors:
             configs |= {"mirror": "m", "retention_ms": "-1"}
         self.topic = metadata_pb2.Topic(
@@ -668,7 +671,7 @@ def _read(host: Host, broker_id: int) -> Final:
                 if header.is_compacted:
                     columns = decode_batch(bytes(view), max_payload_bytes=1 << 20)
                     values = zip(columns.offsets(), columns.values(), strict=True)
-                    named = [(at, name_of(value or b"")) for at, value in values]
+                    named = [(at, name_of(value)) for at, value in values]
                 records += [(at, name) for at, name in named if at >= start]
             offset = found.end_offset
     return Final(f"b{broker_id}", cluster.number_of(host.key), start, tuple(records))

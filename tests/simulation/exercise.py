@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from tests.simulation.group_plan import GROUP_FAULTS
 from tests.simulation.history import ANOMALIES
-from tests.simulation.plan import FAULTS, LATER_FAULTS
+from tests.simulation.plan import COLUMNS_CHANGE, FAULTS, LATER_FAULTS
 
 CHECKED = "checked: "
 """An invariant, in the middle of a run."""
@@ -59,6 +59,7 @@ REQUIRED = (
     FORGOTTEN,
     COMPRESSED,
     *CANCELLED,
+    FAULT + COLUMNS_CHANGE,
 )
 
 

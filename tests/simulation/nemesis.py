@@ -10,6 +10,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.disk_faults import DiskFaults
 from tests.simulation.faults import duration
 from tests.simulation.machine import LOSSES, BrokerNode
+from tests.simulation.plan import COLUMNS_CHANGE
 from tests.simulation.shared_faults import SharedFaults
 
 
@@ -52,6 +53,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "move": self._move,
             "delete records": self._delete_records,
             "minimum changes": self._change_minimum,
+            COLUMNS_CHANGE: self._change_columns,
             "durability changes": self._change_durability,
             "unclean election": self._elect_uncleanly,
             "topic made anew": self._make_topic_anew,

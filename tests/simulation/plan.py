@@ -58,6 +58,9 @@ LATER_FAULTS = {
 """What the nemesis may do, too, in such a share of the seeds that may have it: drawn by a stream of each one's own, so
 that other seeds keep their faults."""
 
+COLUMNS_CHANGE = "columns change"
+"""What the nemesis may do in the seeds with a typed topic."""
+
 RATES = (
     "slow messages",
     "drops",
@@ -126,6 +129,8 @@ class Plan(FaultProfile):
     """Some columns of the table expire, and what has is removed without delay."""
     purges: bool = False
     """Rows of the table are deleted and purged."""
+    typed: bool = False
+    """The topic has columns, which change where the faults have that."""
     mirrors: bool = False
     """The topic is a mirror, whose log copiers append, until it is promoted."""
     fences: bool = False
@@ -203,6 +208,8 @@ class Plan(FaultProfile):
         )
         if not (buggy_etcd or tables) and random.Random(f"{seed}/mirrors").random() < MIRROR_SHARE:
             return plan.with_mirror()
+        if not (buggy_etcd or tables or plan.compacts) and random.Random(f"{seed}/typed").random() < TYPED_SHARE:
+            return plan.with_columns()
         is_table = tables or (plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE)
         if not is_table:
             return plan
@@ -221,10 +228,20 @@ class Plan(FaultProfile):
         faults = tuple(each for each in self.faults if each not in _ENDS_MIRRORS)
         return replace(self, mirrors=True, compacts=False, retention_ms=-1, forgets=False, faults=faults)
 
+    def with_columns(self) -> Plan:
+        """Return the plan with a typed topic, whose ids of columns no earlier etcd gives to others."""
+        faults = tuple(each for each in self.faults if each != "etcd put back")
+        changes = (COLUMNS_CHANGE,) * (1 + len(faults) // 3)
+        return replace(self, typed=True, faults=(*faults, *changes))
+
     @property
     def is_orderly(self) -> bool:
         """Whether leaderships move in order only."""
-        return not self.buggy_etcd and set(self.faults) <= set(ORDERLY) and set(self.rates) <= set(ORDERLY_RATES)
+        return (
+            not self.buggy_etcd
+            and set(self.faults) <= {*ORDERLY, COLUMNS_CHANGE}
+            and set(self.rates) <= set(ORDERLY_RATES)
+        )
 
     @property
     def goes_by_age(self) -> bool:
@@ -247,6 +264,8 @@ TABLE_SHARE = 0.4
 """In this share of the seeds with a compacted topic it is a table."""
 MIRROR_SHARE = 0.08
 """In this share of seeds the topic is a mirror."""
+TYPED_SHARE = 0.12
+"""In this share of the other seeds the topic is typed."""
 EXPIRES_SHARE = 0.5
 """In this share of the seeds with a table some columns expire."""
 PURGES_SHARE = 0.5

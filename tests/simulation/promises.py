@@ -8,6 +8,7 @@ election gave up is not promised any more (H21).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
 from headrace.wire.zero_copy import parse_fetch_response, parse_produce_request
 
 from tests.simulation.exercise import CHECKED, COMPRESSED
+from tests.simulation.typed_rows import name_in, names_in
 from tests.simulation.world import SimulationError
 
 if TYPE_CHECKING:
@@ -39,9 +41,9 @@ def address_of(broker_id: int) -> str:
     return f"b{broker_id}:7181"
 
 
-def name_of(value: bytes) -> str:
-    """The record's name, which its value begins with."""
-    return value.partition(b" ")[0].decode()
+def name_of(value: bytes | Mapping[str, Any] | None) -> str:
+    """The record's name, which its value begins with, or which its row has."""
+    return name_in(value) if isinstance(value, Mapping) else (value or b"").partition(b" ")[0].decode()
 
 
 @dataclass(slots=True)
@@ -123,7 +125,8 @@ class PromiseChecks:
     def sends(self, client: str, key: LogId, header: BatchHeader, batch: memoryview) -> None:
         """A producer sends a batch, for the first time or again."""
         columns = decode_batch(bytes(batch), max_payload_bytes=PAYLOAD_BYTES)
-        values = tuple(name_of(value or b"") for value in columns.values())
+        named = map(name_of, columns.values()) if columns.typed is None else names_in(columns)
+        values = tuple(named)
         self.cluster.world.count(COMPRESSED, header.codec != Codec.NONE)
         self.values[header.producer_id, header.producer_epoch, header.base_sequence, header.crc] = values
         for value in values:

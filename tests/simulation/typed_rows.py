@@ -1,0 +1,56 @@
+"""Rows of a typed topic whose columns change meanwhile. A record's name is the value of the first column, by its id."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow
+from headrace.wire.decoded import Columns
+from headrace.wire.typed.topic_columns import TopicColumns, evolved, parse_columns
+
+COLUMNS = "1 name string, 2 filling string"
+NAMES = ("name", "title", "label")
+"""What the column with names is called, one after another."""
+NOTE = "note int64"
+
+
+def row_of(columns: TopicColumns, name: str, size: int) -> dict[str, Any]:
+    """Return a row of about `size` bytes."""
+    return dict(zip(_labels(columns), (name, "x" * (size - len(name))), strict=True))
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pyarrow.Table:
+    """Return rows, at least one, as a table."""
+    return pyarrow.table({label: [row[label] for row in rows] for label in rows[0]})
+
+
+def _labels(columns: TopicColumns) -> list[str]:
+    found = [columns.by_id(number) for number in (1, 2)]
+    return [column.name for column in found if column is not None]
+
+
+def name_in(row: Mapping[str, Any]) -> str:
+    """Return the name of the record with a row, whatever the column is called; empty if the row has lost it."""
+    return next((row[label] for label in NAMES if row.get(label)), "")
+
+
+def names_in(batch: Columns) -> list[str]:
+    """Return the names of the records of a batch; empty where its column has none."""
+    values = batch.typed
+    assert values is not None
+    named = next(column for column in values.columns if column.id == 1)
+    return [name or "" for name in values.values(named)]
+
+
+def changed(before: str, chance: random.Random) -> str:
+    """Return the columns after an administrator has renamed the first one, or has added or dropped another."""
+    columns = parse_columns(before)
+    named, filling = _labels(columns)
+    if chance.random() < 0.6:
+        named = chance.choice([label for label in NAMES if label != named])
+    wanted = [f"1 {named} string", f"2 {filling} string"]
+    if len(columns.current) == 2 and chance.random() < 0.5:
+        wanted.append(NOTE)
+    return evolved(before, ", ".join(wanted), "backward")
