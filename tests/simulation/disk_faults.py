@@ -60,9 +60,13 @@ class DiskFaults(Faults):
         return True
 
     def _may_corrupt(self, node: BrokerNode) -> bool:
-        """Corruption may hit a minority: all others run, and everybody is in sync and intact."""
+        """Corruption may hit a minority: all others run, and everybody is in sync and intact.
+
+        That is unknown while there is no topic: the next one begins with the sessions that are registered.
+        """
         return (
-            all(other.running is not None for other in self.cluster.brokers.values())
+            bool(self.cluster.partitions)
+            and all(other.running is not None for other in self.cluster.brokers.values())
             and self.cluster.plan.replication_factor >= 3
             and self.cluster.is_whole()
             and not any(s.corrupt for p in self.cluster.checks.partitions.values() for s in p.replicas.values())
