@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -56,6 +57,8 @@ IMPATIENT = 0.3
 """Share of applications that cancel calls, and of their calls that may be cancelled."""
 PATIENCE_MS = 300
 """A call is cancelled after less than that."""
+ROAMING, KEYED = 0.5, 0.5
+"""Share of producers that select partitions by themselves, and of their sends whose records have keys."""
 LINGERING = 0.5
 """Share of producers that wait for what they sent after a while only: a wait for a record sends its open batch."""
 TIGHT = 0.3
@@ -147,12 +150,14 @@ class Producer(Client):
         self.sending = True
         self._producer: aio.Producer | None = None
         self._sent = self._life = 0
-        self._open: dict[int, int] = {}
+        self._open: Counter[int] = Counter()
         # Drawn apart, so that other seeds stay as they are.
         self._bursts = random.Random(f"{cluster.plan.seed}/{self.name}/bursts")
         self._has_bursts = self._bursts.random() < BURSTING
         self._replacing = random.Random(f"{cluster.plan.seed}/{self.name}/replacing")
         self._waiting = random.Random(f"{cluster.plan.seed}/{self.name}/waiting")
+        self._roaming = random.Random(f"{cluster.plan.seed}/{self.name}/roaming")
+        self._roams = self._roaming.random() < ROAMING
         self._lingers = self._waiting.random() < LINGERING
         self._is_tight = random.Random(f"{cluster.plan.seed}/{self.name}/memory").random() < TIGHT
 
@@ -201,8 +206,8 @@ class Producer(Client):
         return producer
 
     async def _send_to(self, producer: aio.Producer, number: int) -> None:
-        if self._open.get(number, 0) < MAX_OPEN:
-            self._open[number] = self._open.get(number, 0) + 1
+        if self._open[number] < MAX_OPEN:
+            self._open[number] += 1
             try:
                 await self._send(producer, number)
             finally:
@@ -219,7 +224,11 @@ class Producer(Client):
         if self.cluster.plan.compacts:
             names = [REPLACEABLE + name if self._replacing.random() < REPLACING else name for name in names]
             keys = [REPLACEABLE.encode() if is_replaceable(name) else name.encode() for name in names]
+        elif self._roams and self._roaming.random() < KEYED:
+            keys = [names[0].encode()] * count  # One key: batches have the records in their order.
         self._sent += count
+        roams = self._roams and not (as_batch and self.cluster.plan.compacts)
+        partition = None if roams else number
         sizes = [self._chance.choice(SIZES) for _ in names]
         values: list[Any] = [name.encode().ljust(size) for name, size in zip(names, sizes, strict=True)]
         columns = self._columns(producer)
@@ -230,18 +239,20 @@ class Producer(Client):
             if as_batch:
                 async with self._patiently():
                     if columns is not None:
-                        sent_batches = await producer.send_table(TOPIC, table_of(values), partition=number)
+                        sent_batches = await producer.send_table(
+                            TOPIC, table_of(values), keys=keys, partition=partition
+                        )
                     else:
-                        sent_batches = await producer.send_many(TOPIC, values, keys=keys, partition=number)
+                        sent_batches = await producer.send_many(TOPIC, values, keys=keys, partition=partition)
                 for future, records in sent_batches.parts:
-                    self._wait(producer, number, tuple(names[done : done + records]), future)
+                    self._wait(producer, tuple(names[done : done + records]), future)
                     done += records
             else:
                 for name, value in zip(names, values, strict=True):
                     record_key = None if keys is None else keys[done]
                     async with self._patiently():
-                        sent = await producer.send(TOPIC, value, key=record_key, partition=number)
-                    self._wait(producer, number, (name,), sent)
+                        sent = await producer.send(TOPIC, value, key=record_key, partition=partition)
+                    self._wait(producer, (name,), sent)
                     done += 1
         except HeadraceError as error:
             self.world.count(f"sends refused: {error.code.name}")
@@ -257,8 +268,8 @@ class Producer(Client):
         known = producer._core.topics.known.get(TOPIC)
         return parse_columns(self.cluster.topic.configs.get("columns", COLUMNS)) if known is None else known.columns
 
-    def _wait(self, producer: aio.Producer, number: int, names: tuple[str, ...], future: aio.RecordFuture) -> None:
-        topic = producer._core.topics.known.get(TOPIC)
+    def _wait(self, producer: aio.Producer, names: tuple[str, ...], future: aio.RecordFuture) -> None:
+        topic, number = producer._core.topics.known.get(TOPIC), future.batch.where.partition
         key = LogId(self.cluster.newest_topic_id if topic is None else topic.topic_leaders.topic_id, number)
         self._open[number] += 1
         self._own(self._await(key, names, future, self.cluster.next_order()))
