@@ -201,7 +201,15 @@ TABLES = (
         "_select_undeleted",
         replace("is_whole and (gone is None or not gone.any())", "is_whole"),
         "A batch that its producer may send again stays as it is, with a purged row.",
-        Test("tests/unit/log/test_log_purge.py::test_young_segments_and_batches_of_retries_are_no_reason", PURGED),
+        Test("tests/unit/log/test_log_purge.py::test_batches_of_retries_are_no_reason", PURGED),
+    ),
+    Mutant(
+        "purge-removes-young-records-of-others",
+        "H156",
+        "_select_newest",
+        replace("if not part.is_young:", "if not deletes:"),
+        "A younger record of a key replaces the one that a look back to its time finds.",
+        Test("tests/unit/log/test_log_purge.py::test_the_history_of_other_rows_stays", PURGED),
     ),
     Mutant(
         "purged-file-comes-back",

@@ -122,15 +122,14 @@ class LogCompaction:
         """Store (fsync) that deletions below `offset` may be missing here, before they are. Raises StorageFullError."""
         self._raise(self._state.truncations, deletions=offset)
 
-    def _raise(self, truncations: int, *, deletions: int = 0, unique: int = -1) -> None:
+    def _raise(self, truncations: int, *, deletions: int = 0, unique: int = 0) -> None:
         """Raise these ends. Raises SegmentGoneError if the log has been truncated since there were `truncations`."""
         state = self._state
         with self._durability.round_lock, state.disk():
             state.check_online()
             if state.truncations != truncations:
                 raise SegmentGoneError
-            unique = self._ends.unique if unique < 0 else unique
-            self._note(_Ends(max(self._ends.deletions, deletions), unique))
+            self._note(_Ends(max(self._ends.deletions, deletions), max(self._ends.unique, unique)))
 
     def note_truncated(self, end_offset: int) -> None:
         """Forget what was removed from the log's end, and is copied again. Raises OSError."""
@@ -174,14 +173,16 @@ class LogCompaction:
     def purge(
         self, now_ms: int, high_watermark: int, kept: Kept, purged: PurgedRecords, end_offset: int
     ) -> CompactionReport | None:
-        """Compact as `compact`, without some records whatever their age; everything below `end_offset` is closed.
+        """Compact as `compact`, without some records; everything below `end_offset` is closed.
+
+        What is too young to be compacted loses these records, and what they delete, alone.
 
         A batch with such a record is not `kept` as it is. Return `None` if not everything below `end_offset` could be
         compacted: the log was truncated or closed meanwhile, or that is not committed or fsynced; try again.
         """
         with self._running:
             try:
-                parts = self._parts(now_ms, high_watermark, waits=False)
+                parts = self._parts(now_ms, high_watermark, takes_young=True)
                 with self._segments.lock:
                     start_offset = self._segments.items[0].base_offset
                 if (parts[-1].end_offset if parts else start_offset) < end_offset:
@@ -195,6 +196,7 @@ class LogCompaction:
     ) -> CompactionReport:
         """Compact these segments; raise _InterruptedError if they are not those of the log any more."""
         truncations, end_offset = self._state.truncations, parts[-1].end_offset
+        compared_end = max((part.end_offset for part in parts if not part.is_young), default=0)
         try:
             settings = self._state.settings
             select_records(self._closed, parts, settings, now_ms, kept, purged, self._ends.unique)
@@ -206,7 +208,7 @@ class LogCompaction:
                     self._durability.write_checkpoint(both=True)
             for group in found:
                 written += self._replacement.replace(group, truncations, end_offset)
-            self._raise(truncations, unique=min(end_offset, *(part.whole_start for part in parts)))
+            self._raise(truncations, unique=min(compared_end, *(part.whole_start for part in parts)))
         except (SegmentGoneError, CorruptLogError):
             if (
                 self._closed.stopped
@@ -216,7 +218,7 @@ class LogCompaction:
                 # A truncation, retention or the end of the log was faster.
                 raise _InterruptedError from None
             raise
-        self._compacted_end, self._compacted_ms = end_offset, now_ms
+        self._compacted_end, self._compacted_ms = max(self._compacted_end, compared_end), now_ms
         replaced = [part for group in found for part in group]
         return CompactionReport(
             sum(part.records for part in parts), sum(part.removed for part in parts), len(replaced),
@@ -241,8 +243,8 @@ class LogCompaction:
             if state.flushed.segment != state.end.segment:
                 self._durability.flush_dirty()
 
-    def _parts(self, now_ms: int, high_watermark: int, *, waits: bool = True) -> list[SelectedSegment]:
-        """Return the segments that may be compacted: closed, fsynced, committed, and if it `waits` not too young.
+    def _parts(self, now_ms: int, high_watermark: int, *, takes_young: bool = False) -> list[SelectedSegment]:
+        """Return the segments that may be compacted: closed, fsynced, committed; if it `takes_young`, also too young.
 
         Raises _InterruptedError.
         """
@@ -251,16 +253,16 @@ class LogCompaction:
         with segments.lock:
             pairs = list(pairwise(segments.items))
             limit = min(high_watermark, state.flushed.offset)
-        lag_ms = state.settings.min_compaction_lag_ms if waits else 0
-        oldest_ms = now_ms - lag_ms
+        lag_ms, is_young = state.settings.min_compaction_lag_ms, False
         parts: list[SelectedSegment] = []
         for segment, following in pairs:
             if following.base_offset > limit or segment.base_offset >= state.flushed.segment:
                 break
             with self._interruptible():
-                if lag_ms and self._retention.last_append_ms(segment) > oldest_ms:
-                    break
-            parts.append(SelectedSegment(segment, following.base_offset))
+                is_young = is_young or (lag_ms > 0 and self._retention.last_append_ms(segment) > now_ms - lag_ms)
+            if is_young and not takes_young:
+                break
+            parts.append(SelectedSegment(segment, following.base_offset, is_young))
         return parts
 
     @contextmanager

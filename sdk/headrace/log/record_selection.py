@@ -1,13 +1,14 @@
 """Which records a compaction leaves: of each key the newest, unless that is an old deletion or has long expired.
 
 `select_records` reads closed segments twice: first from the oldest batch to the newest, for deletions and for what is
-kept in any case, then from the newest chunk to the oldest, for records that have a newer one of their key.
+kept in any case, then from the newest chunk to the oldest, for records that have a newer one of their key. A purge
+reads segments that are too young for that, too: they lose its records alone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from headrace.log.closed_segments import ClosedSegments, expiries_until
 from headrace.log.compacted_writer import Mask
-from headrace.log.newer_keys import NewerKeys
+from headrace.log.newer_keys import Keys, NewerKeys
 from headrace.log.purged_records import PurgedRecords
 from headrace.log.segment import Segment
 from headrace.log.settings import LogSettings
@@ -66,6 +67,8 @@ class SelectedSegment:
 
     segment: Segment
     end_offset: int
+    is_young: bool = False
+    """Whether it was appended within `min_compaction_lag_ms`, as all that follow: only purged records go."""
     chunks: list[_Chunk] = field(default_factory=list)
     """All its batches."""
     rows: list[Mask | None] = field(default_factory=list)
@@ -108,7 +111,7 @@ def select_records(
         _select_undeleted(closed, part, settings, now_ms, kept, purged)
         if part.whole_start < MAX_OFFSET:  # A deletion behind it may delete what it has.
             kept = kept._replace(deletions_from=part.whole_start)
-    _select_newest(closed, parts, unique_end)
+    _select_newest(closed, parts, unique_end, deletes=purged is not None and purged.deleted)
     for part in parts:
         part.removed = sum(int((~rows).sum()) for rows in part.rows if rows is not None)
 
@@ -125,7 +128,7 @@ def _select_undeleted(
         is_whole = is_whole and (gone is None or not gone.any())
         if is_whole:
             part.whole_start = min(part.whole_start, header.base_offset)
-        is_kept = header.end_offset > min(kept.deletions_from, part.whole_start) or at_ms > oldest_ms
+        is_kept = part.is_young or header.end_offset > min(kept.deletions_from, part.whole_start) or at_ms > oldest_ms
         rows = np.ones(header.record_count, np.bool_) if is_kept else _undeleted(columns, header)
         if not is_kept and settings.expires_records:
             expired_ms = expiries_until(columns, oldest_ms)
@@ -147,10 +150,13 @@ def _undeleted(columns: Columns | None, header: BatchHeader) -> Mask:
     return columns.value_column.valid() | ~columns.key_column.valid()
 
 
-def _select_newest(closed: ClosedSegments, parts: Sequence[SelectedSegment], unique_end: int) -> None:
+def _select_newest(
+    closed: ClosedSegments, parts: Sequence[SelectedSegment], unique_end: int, *, deletes: bool
+) -> None:  # fmt: skip
     """Unselect the records that have a newer one of their key, from the newest chunk to the oldest.
 
-    Each record is read and looked up once if the keys fit into memory, and else once for each part of them.
+    Each record is read and looked up once if the keys fit into memory, and else once for each part of them. Records of
+    young segments replace none, except those that are purged, which go with what they delete if it `deletes`.
     """
     seed = int.from_bytes(os.urandom(8), "little")
     next_hash: int | None = 0
@@ -158,7 +164,10 @@ def _select_newest(closed: ClosedSegments, parts: Sequence[SelectedSegment], uni
         newer = NewerKeys(seed, KEY_MEMORY_BYTES, next_hash)
         for part in reversed(parts):
             for chunk in reversed(part.chunks):
-                _unselect_replaced(closed, part, chunk, newer, takes=part.end_offset > unique_end)
+                if not part.is_young:
+                    _unselect_replaced(closed, part, chunk, newer, takes=part.end_offset > unique_end)
+                elif deletes:
+                    _unselect_deleted(closed, part, chunk, newer)
         next_hash = newer.next_hash
 
 
@@ -169,16 +178,56 @@ def _unselect_replaced(
     masks = part.rows[chunk.row : chunk.end_row]
     if not takes and not any(rows is not None and rows.any() for rows in masks):
         return
-    keys, valid, compared = list[BinaryColumn](), list[Mask](), list[Mask | None]()
+    compared = list(_compared(closed, part, chunk))
+    _unselect(compared, newer.replaced([each.keys for each in compared], takes=takes))
+
+
+def _unselect_deleted(closed: ClosedSegments, part: SelectedSegment, chunk: _Chunk, newer: NewerKeys) -> None:
+    """Unselect the records of a young chunk that are followed by one of their key that was unselected before."""
+    compared = list(_compared(closed, part, chunk))
+    replaced = newer.replaced([each.keys for each in compared], takes=False)
+    gone = [np.zeros(0, np.bool_), *(each.gone() for each in compared)]
+    if any(mask.any() for mask in gone):
+        replaced |= _are_followed([each.keys for each in compared], np.concatenate(gone))
+        newer.replaced([each.keys.take(each.gone()) for each in compared], takes=True)
+    _unselect(compared, replaced)
+
+
+class _Compared(NamedTuple):
+    """Keys of a batch, and its rows that stay; `None` means all."""
+
+    keys: BinaryColumn
+    valid: Mask
+    rows: Mask | None
+
+    def gone(self) -> Mask:
+        """Return which of the keys are of records that are unselected."""
+        return np.zeros(int(self.valid.sum()), np.bool_) if self.rows is None else ~self.rows[self.valid]
+
+
+def _compared(closed: ClosedSegments, part: SelectedSegment, chunk: _Chunk) -> Iterator[_Compared]:
+    """Yield the batches of a chunk that have keys."""
     batches = closed.batches(part.segment, chunk.position, chunk.end_position)
-    for (columns, _, _), rows in zip(batches, masks, strict=True):
+    for (columns, _, _), rows in zip(batches, part.rows[chunk.row : chunk.end_row], strict=True):
         if columns is not None and columns.key_column is not None and columns.record_count:
-            valid.append(columns.key_column.valid())
-            keys.append(columns.key_column.take(valid[-1]).copied())  # The values are freed.
-            compared.append(rows)
-    replaced, position = newer.replaced(keys, takes=takes), 0
-    for rows, are_valid in zip(compared, valid, strict=True):
-        end = position + int(are_valid.sum())
+            valid = columns.key_column.valid()
+            yield _Compared(columns.key_column.take(valid).copied(), valid, rows)  # The values are freed.
+
+
+def _are_followed(keys: Sequence[BinaryColumn], gone: Mask) -> Mask:
+    """Return which keys are once more behind, among those that are `gone`."""
+    followed, later = np.zeros(len(gone), np.bool_), set[bytes]()
+    for row, key in reversed(list(enumerate(Keys.of(keys).each()))):
+        followed[row] = key in later
+        if gone[row]:
+            later.add(key)
+    return followed
+
+
+def _unselect(compared: Sequence[_Compared], replaced: Mask) -> None:
+    position = 0
+    for _, valid, rows in compared:
+        end = position + int(valid.sum())
         if rows is not None:
-            rows[are_valid] &= ~replaced[position:end]
+            rows[valid] &= ~replaced[position:end]
         position = end

@@ -28,7 +28,10 @@ _MAX_SEGMENT_OFFSETS = 0xFFFF_FFFF
 
 
 def groups_worth_replacing(parts: Iterable[SelectedSegment], segment_bytes: int) -> list[list[SelectedSegment]]:
-    """Return adjacent segments that become one each, of about `segment_bytes`, if that removes records or files."""
+    """Return adjacent segments that become one each, of about `segment_bytes`, if that removes records or files.
+
+    A young one stays apart: one segment with all that is appended would never be old enough.
+    """
     groups = _groups(parts, segment_bytes)
     return [group for group in groups if len(group) >= MANY_SEGMENTS or any(part.removed for part in group)]
 
@@ -40,7 +43,7 @@ def _groups(parts: Iterable[SelectedSegment], segment_bytes: int) -> Iterator[li
         part.kept_bytes = part.kept_bytes * kept // max(1, part.records)
         size_bytes = part.kept_bytes + sum(each.kept_bytes for each in group)
         span = part.end_offset - (group[0] if group else part).segment.base_offset
-        if group and (size_bytes > segment_bytes or span > _MAX_SEGMENT_OFFSETS):
+        if group and (part.is_young or size_bytes > segment_bytes or span > _MAX_SEGMENT_OFFSETS):
             yield group
             group = []
         group.append(part)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from headrace.log import record_selection
 from headrace.log.log_compaction import CompactionReport
 from headrace.log.purged_records import PurgedRecords
 from headrace.log.record_selection import NOTHING_KEPT, Kept
@@ -13,11 +16,13 @@ from tests.unit.log.test_log_compaction import DAY_MS, Table
 
 ADA, BOB, BEN = (table_key(row, b"name") for row in (b"ada", b"bob", b"ben"))
 ALL = ("ada", "bob", "ben", "keep")
+YOUNG = {"min_compaction_lag_ms": DAY_MS, "max_compaction_lag_ms": 2 * DAY_MS}
 
 
 def filled(bench: Bench, **settings: int) -> Table:
     """Return a log in which two rows are deleted and one is not, in several segments."""
-    table = Table(bench, delete_retention_ms=DAY_MS, expires_records=True, file_delete_delay_ms=DAY_MS, **settings)
+    defaults = {"delete_retention_ms": DAY_MS, "expires_records": True, "file_delete_delay_ms": DAY_MS}
+    table = Table(bench, **(defaults | settings))
     for turn in range(3):
         table.put([(ADA, b"ada %d" % turn), (BOB, b"bob %d" % turn), (BEN, b"ben %d" % turn)])
         table.put([(table_key(b"k%d" % turn, b"c"), b"keep %d" % turn)])
@@ -83,15 +88,94 @@ def test_a_header_of_expiry_is_that_of_rows_only(bench: Bench) -> None:
     assert b"expired" not in {entry[2] for entry in table.entries()}
 
 
-def test_young_segments_and_batches_of_retries_are_no_reason(bench: Bench) -> None:
+def test_batches_of_retries_are_no_reason(bench: Bench) -> None:
     """A batch with a purged record is written anew though its producer may send it again; others stay."""
-    table = filled(bench, min_compaction_lag_ms=DAY_MS, max_compaction_lag_ms=2 * DAY_MS)
+    table = filled(bench)
     for _ in range(2):
         table.put([(BEN, b"ben")])
     kept = Kept(frozenset(header.base_offset for header in table.log.reader.headers(0)), DAY_MS)
     purge(table, kept=kept, row_starts=frozenset([row_start(b"ada")]))
     assert stored(bench) == {"bob", "ben", "keep"}
     assert table.keys().count(BEN) == 2, "what is kept is not compacted"
+
+
+def values_of(table: Table, key: bytes) -> list[bytes | None]:
+    return [entry[2] for entry in table.entries() if entry[1] == key]
+
+
+def test_the_history_of_other_rows_stays(bench: Bench) -> None:
+    """Of segments younger than `min_compaction_lag_ms` the rows' records go, and no others, nor old deletions."""
+    table = filled(bench, **YOUNG, delete_retention_ms=0)
+    purge(table, row_starts=frozenset([row_start(b"ada")]))
+    assert stored(bench) == {"bob", "ben", "keep"}
+    assert values_of(table, BEN) == [b"ben 0", b"ben 1", b"ben 2"]
+    assert values_of(table, BOB) == [b"bob 0", b"bob 1", b"bob 2", None]
+    assert table.log.compaction.end_offset == 0
+    table.reopen()
+    bench.now_ms += 2 * DAY_MS
+    table.put([(b"other", b"value")])
+    table.roll()
+    table.compact()
+    assert values_of(table, BEN) == [b"ben 2"]
+    assert values_of(table, BOB) == []
+
+
+def test_old_segments_are_compared_with_each_other_alone(bench: Bench) -> None:
+    """A younger record of a key does not replace the one that a look back to their time finds."""
+    table = filled(bench, **YOUNG)
+    table.roll()
+    bench.now_ms += DAY_MS
+    old_end = table.log.log_end_offset
+    for turn in range(3, 5):
+        table.put([(BEN, b"ben %d" % turn)])
+        table.roll()
+    segments = len(table.log._segments.items)
+    purge(table, row_starts=frozenset([row_start(b"ada")]))
+    assert values_of(table, BEN) == [b"ben 2", b"ben 3", b"ben 4"]
+    assert table.log.compaction.end_offset == old_end
+    young = [segment for segment in table.log._segments.items if segment.base_offset >= old_end]
+    assert len(young) == 3 < segments, "segments of different age stay apart"
+
+
+@pytest.mark.parametrize("memory_bytes", [record_selection.KEY_MEMORY_BYTES, 1])
+@pytest.mark.parametrize("seed", range(5))
+def test_deletions_of_young_segments_go_with_what_they_delete(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, seed: int, memory_bytes: int
+) -> None:
+    """What was written after a deletion stays, of young segments with its history."""
+    monkeypatch.setattr(record_selection, "KEY_MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(record_selection, "CHUNK_RECORDS", 5)
+    chance = random.Random(seed)
+    table = Table(bench, delete_retention_ms=2 * DAY_MS, **YOUNG)
+    for batch in range(40):
+        if batch == 20:
+            table.roll()
+            bench.now_ms += DAY_MS
+        keys = chance.choices([b"a", b"b", b"c", b"d", b"e"], k=3)
+        table.put([(key, None if chance.random() < 0.15 else b"value") for key in keys])
+        if batch % 7 == 5:
+            table.roll()
+    purge(table, deleted=True)
+    old_end = table.log.compaction.end_offset
+    assert old_end == 60
+    wanted, later, newer = list[int](), set[bytes | None](), set[bytes | None]()
+    for offset, key, value, *_ in reversed(table.appended.values()):
+        if value is None:
+            later.add(key)
+        if key not in later and (offset >= old_end or key not in newer):
+            wanted.append(offset)
+        if offset < old_end:
+            newer.add(key)
+    assert [entry[0] for entry in table.entries()] == wanted[::-1]
+
+
+def test_deletions_take_the_values_before_them_alone(bench: Bench) -> None:
+    table = filled(bench, **YOUNG)
+    table.put([(BOB, b"new 0"), (BOB, b"new 1"), (BEN, None), (BEN, b"new 0")])
+    table.put([(BEN, b"new 1")])
+    purge(table, deleted=True)
+    assert stored(bench) == {"bob", "ben", "keep"}
+    assert values_of(table, BOB) == values_of(table, BEN) == [b"new 0", b"new 1"]
 
 
 def test_what_is_not_committed_is_not_purged(bench: Bench) -> None:
