@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Container
 from typing import NamedTuple
 
 from headrace.client.base.config import TableConfig
@@ -55,10 +56,14 @@ class PurgeOperations:
         self._calls = calls
         self._backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.Random())
 
-    def replicas(self, partition: int, timeout: float) -> Operation[list[int]]:
-        """Return the brokers with replicas of a partition, the leader last: it knows then what others have removed."""
+    def replicas(self, partition: int, timeout: float, purged: Container[int]) -> Operation[list[int]]:
+        """Return the brokers with replicas of a partition that are not `purged`.
+
+        The leader is the last: it knows then what others have removed.
+        """
         found, leader = yield from self._places(partition, timeout)
-        return sorted((each.broker_id for each in found), key=lambda broker_id: (broker_id == leader, broker_id))
+        left = (each.broker_id for each in found if each.broker_id not in purged)
+        return sorted(left, key=lambda broker_id: (broker_id == leader, broker_id))
 
     def _places(self, partition: int, timeout: float) -> Operation[tuple[list[_Place], int]]:
         request = cluster_pb2.GetMetadataRequest(topics=[topics_pb2.TopicRef(name=self._name)])

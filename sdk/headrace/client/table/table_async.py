@@ -428,8 +428,11 @@ class AsyncTable:
                 async for row in self.scan(prefix=begin, partitions=[wanted.partition], timeout=timeout):
                     await self.delete(row.key, timeout=timeout)
             before = await self._calls.run(self._operations.committed(wanted.partition, timeout))
-            for broker_id in await self._calls.run(self._purges.replicas(wanted.partition, timeout)):
-                yield await self._calls.run(self._purges.purge(wanted, broker_id, before, timeout))
+            purged = set[int]()
+            while new := await self._calls.run(self._purges.replicas(wanted.partition, timeout, purged)):
+                for broker_id in new:  # One that is added meanwhile may copy the rows from one that has them.
+                    purged.add(broker_id)
+                    yield await self._calls.run(self._purges.purge(wanted, broker_id, before, timeout))
 
     def _after_fork(self) -> None:
         self._calls.is_forked = True
