@@ -99,6 +99,16 @@ class LogCompaction:
         return self._ends.deletions
 
     @property
+    def removed_deletions_end(self) -> int:
+        """End of the last deletion that was removed since `watch_deletions` was called."""
+        return self._replacement.removed_deletions_end
+
+    def watch_deletions(self) -> None:
+        """Begin with `removed_deletions_end`, for what is read from now on. May block."""
+        with self._durability.round_lock:
+            self._replacement.removed_deletions_end = 0
+
+    @property
     def end_offset(self) -> int:
         """Offset below which the records have been compared with each other."""
         return self._compacted_end

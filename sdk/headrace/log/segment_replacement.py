@@ -61,6 +61,8 @@ class SegmentReplacement:
         self._durability = durability
         self._retention = retention
         self._closed = closed
+        self.removed_deletions_end = 0
+        """End of the last deletion that is gone since the attribute was set to 0, under the round lock."""
 
     def replace(self, group: Sequence[SelectedSegment], truncations: int, newer_end: int) -> int:
         """Write the segment that replaces a group and rename it; return its bytes.
@@ -77,7 +79,7 @@ class SegmentReplacement:
         try:
             with self._state.disk():
                 self._write(segment, temporary, group, newer_end)
-            return self._install(segment, temporary, [part.segment for part in group], truncations)
+            return self._install(segment, temporary, group, truncations)
         finally:
             with suppress(OSError):
                 if filesystem.exists(temporary):
@@ -113,9 +115,12 @@ class SegmentReplacement:
             files.unpin(file)
             files.forget(path)
 
-    def _install(self, segment: Segment, temporary: str, replaced: Sequence[Segment], truncations: int) -> int:
+    def _install(
+        self, segment: Segment, temporary: str, group: Sequence[SelectedSegment], truncations: int
+    ) -> int:  # fmt: skip
         """Rename a finished segment, and let it take the place of those that it replaces."""
         state, segments, durability = self._state, self._segments, self._durability
+        replaced = [part.segment for part in group]
         with durability.round_lock, state.disk():
             state.check_online()
             with segments.lock:
@@ -124,6 +129,8 @@ class SegmentReplacement:
             segments.drop_index_files(segment.stem)
             segments.filesystem.rename(temporary, segment.path)
             segments.filesystem.fsync_directory(state.directory)
+            # First: no read that lacks a deletion comes before.
+            self.removed_deletions_end = max(self.removed_deletions_end, *(part.deletions_end for part in group))
             with segments.lock:
                 segments.replace(replaced, segment)
                 durability.note_replaced(segment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ import pytest
 from headrace.log import compacted_writer
 from headrace.log.errors import SliceCutError
 from headrace.log.index import IndexCache, SegmentIndex
+from headrace.log.segment_replacement import SegmentReplacement
 from headrace.partition.ordered_keys import KEY_BYTES
 from headrace.partition.table_rows import wanted_columns
 from headrace.partition.topic_configs import Durability, TopicConfig
@@ -181,6 +183,7 @@ async def test_a_refusal_waits_for_the_commit_of_what_it_tells(tmp_path: Path) -
     async with leading_partition(tmp_path) as partition:
         writes = open_table(partition)
         partition.update_config(replace(CONFIG, durability=Durability.FSYNC))
+        await read(partition, b"r")
         first = asyncio.create_task(writes.write(write(b"r", {b"a": b"1"}), 5.0))
         refused = asyncio.create_task(writes.write(write(b"r", {b"a": b"2"}, if_version=ABSENT), 5.0))
         absent = asyncio.create_task(writes.write(write(b"none"), 5.0))
@@ -333,6 +336,17 @@ async def test_only_what_the_state_has_is_compacted(tmp_path: Path) -> None:
         assert await read(partition, b"filling") == {b"a": b"19" * 100}
 
 
+async def fill_deleted(partition: Partition) -> None:
+    """Fill a topic that is no table, in a segment each: a row, its deletion, and another row."""
+    partition.update_config(replace(CONFIG, table="no", delete_retention_ms=0))
+    await partition.update_log_settings()
+    for row, value in ((b"r", b"1"), (b"r", None), (b"s", b"2")):
+        made = encode_batch([value], [table_key(row, b"a")], base_timestamp_ms=AT_MS)
+        assert partition.appender.append_now([made], -1, committed=True) is not None
+        partition.on_flushed(partition.flush_blocking())
+        partition.open_log._writer.roll()
+
+
 @pytest.mark.parametrize("is_far", [False, True])
 async def test_a_state_made_during_a_compaction_has_no_deleted_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
@@ -341,17 +355,10 @@ async def test_a_state_made_during_a_compaction_has_no_deleted_row(
     monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
     monkeypatch.setattr(table_module, "BUILT_BYTES", 1)
     monkeypatch.setattr(table_module, "APPLIED_BYTES", 1)
-    config = replace(CONFIG, table="no", delete_retention_ms=0)
     async with leading_partition(tmp_path) as partition:
-        partition.update_config(config)
-        await partition.update_log_settings()
-        for row, value in ((b"r", b"1"), (b"r", None), (b"s", b"2")):
-            made = encode_batch([value], [table_key(row, b"a")], base_timestamp_ms=AT_MS)
-            assert partition.appender.append_now([made], -1, committed=True) is not None
-            partition.on_flushed(partition.flush_blocking())
-            partition.open_log._writer.roll()
+        await fill_deleted(partition)
         log, later_ms = partition.open_log, partition.context.now_ms() + 7_200_000
-        partition.update_config(replace(config, table="yes"))
+        partition.update_config(replace(partition.config, table="yes"))
         decode = partition.table._decode
         reports = []
 
@@ -365,6 +372,48 @@ async def test_a_state_made_during_a_compaction_has_no_deleted_row(
         assert await read(partition, b"r") == {}
         assert await read(partition, b"s") == {b"a": b"2"}
         assert reports[0].removed_records == 2
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_a_state_that_begins_while_segments_are_replaced_has_no_deleted_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    """The log has the end of what the compaction removes already, and the deletions, which go after the first read."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
+    monkeypatch.setattr(table_module, "BUILT_BYTES", 1)
+    monkeypatch.setattr(table_module, "APPLIED_BYTES", 1)
+    written, was_read, replaced = threading.Event(), threading.Event(), threading.Event()
+    install = SegmentReplacement._install
+
+    def install_later(*arguments: Any) -> int:
+        written.set()
+        was_read.wait(30)
+        try:
+            return install(*arguments)
+        finally:
+            replaced.set()
+
+    monkeypatch.setattr(SegmentReplacement, "_install", install_later)
+    async with leading_partition(tmp_path) as partition:
+        await fill_deleted(partition)
+        log, later_ms = partition.open_log, partition.context.now_ms() + 7_200_000
+        compacting = asyncio.create_task(asyncio.to_thread(log.compaction.compact, later_ms, 3))
+        await asyncio.to_thread(written.wait, 30)
+        partition.update_config(replace(partition.config, table="yes"))
+        decode = partition.table._decode
+
+        def decode_and_replace(data: bytes, position: int) -> list[Columns]:
+            found = list(decode(data, position))
+            was_read.set()
+            replaced.wait(30)
+            return found
+
+        monkeypatch.setattr(partition.table, "_decode", decode_and_replace)
+        assert await read(partition, b"r") == {}
+        assert await read(partition, b"s") == {b"a": b"2"}
+        report = await compacting
+        assert report is not None
+        assert report.removed_records == 2
 
 
 async def test_a_copy_from_the_start_lacks_what_was_deleted(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ class PartitionTable:
 
         A compaction ends before the state's end, but one that began when there was no table, or another state of it.
         """
-        return self._deletions_end != self._partition.open_log.deletions_end > self._state.end_offset
+        return self._partition.open_log.compaction.removed_deletions_end > self._state.end_offset
 
     async def _apply(self, columns: Columns) -> None:
         """Apply the next batch. Between two turns of the event loop a row has all columns of a write, or none."""
@@ -245,6 +245,7 @@ class PartitionTable:
         if lacks_columns or self._truncations != log.truncations or state.end_offset < log.log_start_offset:
             truncations = log.truncations
             if lacks_columns or not await self._is_continued():
+                await self._partition.in_thread(log.compaction.watch_deletions)
                 self._start_offset = int(log.log_start_offset)
                 self._begin(RowOffsets(), self._start_offset, 0)
             else:
