@@ -142,7 +142,7 @@ TABLES = (
         "state-with-records-below-the-log-start",
         "H155",
         "PartitionTable._build",
-        replace("RowOffsets(batches(), start_offset)", "RowOffsets(batches())"),
+        replace("RowOffsets(batches(), start_offset, now_ms)", "RowOffsets(batches(), 0, now_ms)"),
         "A new state has rows whose records cannot be read: each read of them fails.",
         Test(
             UNIT + "test_a_new_state_has_nothing_below_the_log_start", "No one removes records of a table by their age."
@@ -175,7 +175,7 @@ TABLES = (
         "compaction-ahead-of-the-state",
         "H155",
         "compact_partition",
-        replace("min(high_watermark, partition.table.state.end_offset)", "high_watermark"),
+        replace("min(high_watermark, table.state.end_offset)", "high_watermark"),
         "A deletion goes before the table's state has read it, which keeps a key without a record.",
         Test(UNIT + "test_only_what_the_state_has_is_compacted", "Its states are kept up all the time."),
     ),

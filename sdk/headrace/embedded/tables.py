@@ -134,7 +134,8 @@ class DirectoryTableState:
             deletions_end = partition.removed_deletions_end
             partition.await_compaction()
             reader = partition.snapshot_reader
-            rows = RowOffsets(self._read_all(reader, start_offset, end_offset), start_offset)
+            batches = self._read_all(reader, start_offset, end_offset)
+            rows = RowOffsets(batches, start_offset, time.time_ns() // 1_000_000)
         self.rows, rows.end_offset = rows, end_offset
 
     def _forget_below(self, start_offset: int) -> None:

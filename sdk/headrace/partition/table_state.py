@@ -7,12 +7,12 @@ leader's log, for conditions on a row.
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from typing import NamedTuple
 
+from headrace.partition.column_expiries import ColumnExpiries
 from headrace.partition.ordered_keys import OrderedKeys
 from headrace.partition.removed_rows import RemovedRows
 from headrace.wire.decoded import Columns
@@ -99,16 +99,19 @@ def _count_rows(keys: Iterable[bytes]) -> int:
 class RowOffsets:
     """Offset of the newest record of each column, of the log up to `end_offset`."""
 
-    def __init__(self, batches: Iterable[Columns] = (), start_offset: int = 0) -> None:
-        """Take the records of batches from `start_offset` on, in their order. Slow for many: not on the event loop."""
+    def __init__(self, batches: Iterable[Columns] = (), start_offset: int = 0, now_ms: int = 0) -> None:
+        """Take the records of batches from `start_offset` on, in their order, without what has expired at `now_ms`.
+
+        Slow for many: not on the event loop.
+        """
         newest: dict[bytes | None, int] = {}
         deletions: dict[bytes, int] = {}
-        self._expiring: dict[bytes, int] = {}
+        expiring: dict[bytes, int] = {}
         self.newer_end = 0
         """Offset below which records are that have replaced some that the log does not have any more."""
         for columns in batches:
             self.note_removed(columns)
-            if columns.header.base_offset >= start_offset and not self._expiring and _only_sets(columns):
+            if columns.header.base_offset >= start_offset and not expiring and _only_sets(columns):
                 newest.update(zip(columns.keys(), columns.offsets(), strict=True))
                 continue
             for key, offset, is_deletion, expires_ms in changes_of(columns):
@@ -120,13 +123,18 @@ class RowOffsets:
                 else:
                     newest[key] = offset
                 if expires_ms and not is_deletion:
-                    self._expiring[key] = expires_ms
+                    expiring[key] = expires_ms
                 else:
-                    self._expiring.pop(key, None)
+                    expiring.pop(key, None)
+        expired = [key for key, expires_ms in expiring.items() if expires_ms <= now_ms]
+        self._expired_ms = max((expiring.pop(key) for key in expired), default=0)
+        """The greatest time of those at which the columns that were removed have expired."""
+        for key in expired:
+            row = row_of(key)
+            deletions[row] = max(newest.pop(key), deletions.get(row, ABSENT))
         keys = sorted(key for key in newest if key is not None and is_table_key(key))
         self._keys = OrderedKeys(keys, list(map(newest.__getitem__, keys)))
-        self._expiries = [(expires_ms, key) for key, expires_ms in self._expiring.items()]
-        heapq.heapify(self._expiries)
+        self._expiries = ColumnExpiries(expiring)
         self.rows = _count_rows(keys)
         """Number of rows."""
         self._deletions = {
@@ -138,8 +146,6 @@ class RowOffsets:
         exist; none if the row has a newer column.
         """
         self.end_offset = 0
-        self._expired_ms = 0
-        """The greatest time of those at which the columns have expired that `expire` has removed."""
         self.removed: RemovedRows | None = None
         """Rows that were removed, if anyone asks why a row does not exist."""
 
@@ -150,8 +156,8 @@ class RowOffsets:
 
     @property
     def key_bytes(self) -> int:
-        """Memory of their keys, estimated."""
-        return self._keys.size_bytes
+        """Memory of their keys, and of the times at which they expire, estimated."""
+        return self._keys.size_bytes + self._expiries.size_bytes
 
     def note_removed(self, columns: Columns) -> None:
         """Take from a batch, before its changes, up to where the log must be read for a complete state."""
@@ -171,11 +177,8 @@ class RowOffsets:
                 self.rows += not (neighbours[0].startswith(row) or neighbours[1].startswith(row))
             if self._deletions:
                 self._deletions.pop(row_of(key), None)
-        if expires_ms and not is_deletion:
-            self._expiring[key] = expires_ms
-            heapq.heappush(self._expiries, (expires_ms, key))
-        elif self._expiring:
-            self._expiring.pop(key, None)
+        if expires_ms or self._expiries.times:
+            self._expiries.set(key, 0 if is_deletion else expires_ms)
 
     def _remove(self, key: bytes, why: RequestOutcome) -> bool:
         """Remove a key; reads of its row find `why` if that was the last one. Return whether the row exists now."""
@@ -190,20 +193,20 @@ class RowOffsets:
                 self.removed.note(row, why)
         return False
 
-    def expire(self, now_ms: int) -> None:
-        """Remove the columns that have expired; `now_ms` is the wall clock.
+    def expire(self, now_ms: int, most: int = sys.maxsize) -> bool:
+        """Remove about `most` of the columns that have expired; return whether there may be more.
 
-        That leaves the versions of their rows as they are: what a record has replaced may have been of a lower one.
+        `now_ms` is the wall clock. Of a row all columns that expire together go. That leaves the versions of their rows
+        as they are: what a record has replaced may have been of a lower one.
         """
-        while self._expiries and self._expiries[0][0] <= now_ms:
-            expires_ms, key = heapq.heappop(self._expiries)
-            if self._expiring.get(key) == expires_ms:
-                del self._expiring[key]
-                self._expired_ms = max(self._expired_ms, expires_ms)
-                offset = self._keys.get(key)
-                if self._remove(key, RequestOutcome.MISS_EXPIRED):
-                    row = row_of(key)
-                    self._deletions[row] = max(offset, self._deletions.get(row, ABSENT))
+        expired, has_more = self._expiries.take(now_ms, most)
+        for expires_ms, key in expired:
+            self._expired_ms = max(self._expired_ms, expires_ms)
+            offset = self._keys.get(key)
+            if self._remove(key, RequestOutcome.MISS_EXPIRED):
+                row = row_of(key)
+                self._deletions[row] = max(offset, self._deletions.get(row, ABSENT))
+        return has_more
 
     def lacks_columns(self, now_ms: int) -> bool:
         """Return whether columns are removed that have not expired at `now_ms`: the clock was put back."""
@@ -219,7 +222,7 @@ class RowOffsets:
             if at < offset:
                 doomed.append(key)
         for key in doomed:
-            self._expiring.pop(key, None)
+            self._expiries.set(key, 0)
             self._remove(key, RequestOutcome.MISS)
         return last
 

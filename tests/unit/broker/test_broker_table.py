@@ -34,7 +34,7 @@ from headrace.wire.errors import (
     TimedOutError,
 )
 from headrace.wire.ids import Offset
-from headrace.wire.table_keys import ABSENT, table_key
+from headrace.wire.table_keys import ABSENT, expiry_headers, table_key
 from headrace_broker.core.roles import Role
 from headrace_broker.rpc.tables import TableService, _Reading
 from headrace_broker.runtime import table as table_module
@@ -294,6 +294,46 @@ async def test_metrics_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         table._truncations = -1
         await read(partition, b"r")
         assert sum(metrics.rebuild_seconds._series[""].counts) == 1
+
+
+async def fill_expiring(partition: Partition, expires_ms: int) -> None:
+    """Append 5,000 rows that expire together."""
+    for start in range(0, 5_000, 1_000):
+        keys = [table_key(b"r%d" % number, b"a") for number in range(start, start + 1_000)]
+        headers = [expiry_headers(expires_ms)] * len(keys)
+        made = encode_batch([b"v"] * len(keys), keys, base_timestamp_ms=AT_MS, headers=headers)
+        assert partition.appender.append_now([made], -1, committed=True) is not None
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+async def test_many_columns_expire_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacts: bool) -> None:
+    """Those of a bulk load do at one moment; a read, and compaction, let others run."""
+    turns = mock.AsyncMock(side_effect=table_module.next_turn)
+    async with leading_partition(tmp_path) as partition:
+        open_table(partition)
+        assert partition.table is not None
+        later_ms = partition.context.now_ms() + 60_000
+        await fill_expiring(partition, later_ms)
+        assert await read(partition, b"r1") == {b"a": b"v"}
+        monkeypatch.setattr(table_module, "next_turn", turns)
+        if compacts:
+            await compact_partition(partition, later_ms)
+        else:
+            monkeypatch.setattr(partition.context.clock, "now_ms", lambda: later_ms)
+            assert await read(partition, b"r1") == {}
+        assert (partition.table.state.rows, turns.await_count) == (0, 9)
+
+
+async def test_a_state_is_made_without_what_has_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the event loop: a broker that starts may have the columns of a day that have."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0)
+    async with leading_partition(tmp_path) as partition:
+        await fill_expiring(partition, partition.context.now_ms() - 1)
+        open_table(partition)
+        assert partition.table is not None
+        await partition.table.keep_up()
+        assert partition.table.state.end_offset == 5_000
+        assert partition.table.state.rows == 0
 
 
 async def test_what_has_expired_is_compacted_away(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from headrace.partition import ordered_keys, table_state
+from headrace.partition.column_expiries import EXPIRY_BYTES
 from headrace.partition.table_rows import look_up, wanted_columns
 from headrace.partition.table_state import ColumnChange, ColumnSlice, RowOffsets, UncommittedRows, changes_of
 from headrace.v1 import tables_pb2
@@ -208,6 +209,36 @@ def test_changes_of_a_batch_are_its_keys_of_rows():
     assert changes_of(columns)[1].row == row_start(b"r")
 
 
+def test_a_column_that_is_written_again_leaves_nothing_of_its_former_expiries():
+    """Whether the times grow or shrink, and whether it is deleted in between."""
+    state, key = RowOffsets(), table_key(b"r", b"c")
+    for offset in range(3_000):
+        times = (1_000 + offset, 10_000 + offset, 1_000 + offset)
+        state.apply(ColumnChange(key, offset, offset % 7 == 6, 0 if offset % 7 == 6 else times[offset % 3]))
+    assert EXPIRY_BYTES < state.key_bytes < 10 * EXPIRY_BYTES
+    state.apply(ColumnChange(key, 3_000, False, 20_000))
+    assert not state.expire(19_999)
+    assert dict(state.columns_of(b"r")) == {b"c": 3_000}
+    state.expire(20_000)
+    assert (state.rows, state.key_bytes) == (0, 0)
+
+
+def test_columns_expire_in_steps_and_those_of_one_write_together():
+    """A step ends between rows; entries that were written again count, too."""
+    state = RowOffsets()
+    for offset in range(40):
+        state.apply(ColumnChange(table_key(b"s%d" % offset, b"c"), offset, False, 10))
+        state.apply(ColumnChange(table_key(b"s%d" % offset, b"c"), offset, False, 2_000))
+    for offset in range(99, 129):
+        state.apply(ColumnChange(table_key(b"r%d" % (offset // 3), b"%d" % offset), offset, False, 1_000))
+    steps, left = 1, []
+    while state.expire(1_000, 4):
+        steps += 1
+        left.append([len(state.columns_of(b"r%d" % row)) for row in range(33, 43)])
+    assert all(size in (0, 3) for sizes in left for size in sizes)
+    assert (steps, state.rows) == (10 + 5, 40)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_end_of_a_column_leaves_the_version_as_it_is(seed):
     """Of a state that lived and of one that is made from the log: a condition on an older version stays false."""
@@ -221,7 +252,9 @@ def test_the_end_of_a_column_leaves_the_version_as_it_is(seed):
             continue
         made = RowOffsets(batches_of(changes[: change.offset + 1], seed))
         made.expire(change.offset)
-        for each in (state, made):
+        without = RowOffsets(batches_of(changes[: change.offset + 1], seed), 0, change.offset)
+        assert without.lacks_columns(-1_000) == made.lacks_columns(-1_000)
+        for each in (state, made, without):
             found = {row: each.current(row, {}).version for row in ROWS}
             assert found == {row: last[row_start(row)] if each.columns_of(row) else ABSENT for row in ROWS}
 

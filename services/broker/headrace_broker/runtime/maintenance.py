@@ -260,10 +260,10 @@ async def compact_partition(partition: Partition, now_ms: int | None) -> bool:
     if partition_log is None or now_ms is None or partition.corruption.is_compaction_paused:
         return False
     compaction, high_watermark, producers = partition_log.compaction, int(replica.high_watermark), replica.producers
-    if partition.table is not None:
-        partition.table.expire(now_ms)  # Before their records go: the clock may be put back.
+    if (table := partition.table) is not None:
+        await table.expire(now_ms)  # Before their records go: the clock may be put back.
         # What its state has not read yet may delete what it has.
-        high_watermark = min(high_watermark, partition.table.state.end_offset)
+        high_watermark = min(high_watermark, table.state.end_offset)
     try:
         if not await partition.in_thread(lambda: compaction.is_due(now_ms, high_watermark)):
             return False

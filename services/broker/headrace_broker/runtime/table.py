@@ -118,9 +118,10 @@ class PartitionTable:
             return 0.0
         return (self._context.clock.monotonic_ms() - self._caught_up_ms) / 1000
 
-    def expire(self, now_ms: int) -> None:
+    async def expire(self, now_ms: int) -> None:
         """Remove the columns that have expired at a time of the wall clock."""
-        self._state.expire(now_ms)
+        while self._state.expire(now_ms, APPLIED_PER_TURN):
+            await next_turn()
 
     def close(self) -> None:
         """Release the memory, and follow the log no more."""
@@ -144,8 +145,12 @@ class PartitionTable:
         """
         deadline = asyncio.get_running_loop().time() + seconds
         high_watermark = int(self._replica.high_watermark)
-        while not self._has(high_watermark):
-            await self._wait(high_watermark, deadline)
+        while True:
+            while not self._has(high_watermark):
+                await self._wait(high_watermark, deadline)
+            if not self._state.expire(self._context.now_ms(), APPLIED_PER_TURN):
+                break
+            await next_turn()
         is_copied = self._replica.role is Role.FOLLOWING or bool(self._partition.config.mirror)
         if is_copied and self._state.newer_end > high_watermark:
             raise OffsetNotAvailableError(
@@ -154,7 +159,6 @@ class PartitionTable:
                 action="Read from another replica, or try again.",
             )
         self._caught_up_ms = self._context.clock.monotonic_ms()
-        self.expire(self._context.now_ms())
         return self._state, high_watermark
 
     def _has(self, end_offset: int) -> bool:
@@ -298,9 +302,9 @@ class PartitionTable:
                     yield columns
                     offset, crc = columns.header.end_offset, columns.header.chain_crc
 
-        truncations, started = log.truncations, time.perf_counter()
+        truncations, started, now_ms = log.truncations, time.perf_counter(), self._context.now_ms()
         try:
-            state = await self._partition.in_thread(lambda: RowOffsets(batches(), start_offset))
+            state = await self._partition.in_thread(lambda: RowOffsets(batches(), start_offset, now_ms))
         except HeadraceError as error:
             self._partition.corruption.note_read_error(error)
             raise

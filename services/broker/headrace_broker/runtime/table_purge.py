@@ -144,7 +144,7 @@ class TablePurge:
         producers, compaction = partition.replica.producers, partition.open_log.compaction
         for _ in range(_TRIES):
             now_ms = context.now_ms()
-            self._table.expire(now_ms)
+            await self._table.expire(now_ms)
             kept = wanted.kept(producers, now_ms)
             high_watermark = min(int(partition.replica.high_watermark), self._table.state.end_offset)
             try:
