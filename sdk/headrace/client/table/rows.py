@@ -145,20 +145,33 @@ def key_of(key: str | bytes) -> bytes:
     """Return a row's key as bytes: text in UTF-8.
 
     Raises:
-        ConfigError: If it is neither text nor bytes.
+        ConfigError: If it is neither bytes nor text that has a form in UTF-8.
     """
     if isinstance(key, str):
-        return key.encode()
+        return _encoded(key, "row's key", "strict")
     if isinstance(key, bytes):
         return key
     raise ConfigError(f"a row's key is {type(key).__name__}, neither str nor bytes")
 
 
 def name_of(name: str) -> bytes:
-    """Return a column's name as bytes: text in UTF-8, with the bytes that are none as `text_of` returns them."""
+    """Return a column's name as bytes: text in UTF-8, with the bytes that are none as `text_of` returns them.
+
+    Raises:
+        ConfigError: If it is no text, or has no form in UTF-8.
+    """
     if not isinstance(name, str):
         raise ConfigError(f"a column's name is {type(name).__name__}, not str")
-    return name.encode("utf-8", "surrogateescape")
+    return _encoded(name, "column's name", "surrogateescape")
+
+
+def _encoded(text: str, what: str, errors: str) -> bytes:
+    try:
+        return text.encode("utf-8", errors)
+    except UnicodeEncodeError as error:  # Half of a pair, as JSON may have, or a byte of a file's name.
+        raise ConfigError(
+            f"a {what} is {text!r}: {error.reason}", action="Correct it, or encode it yourself."
+        ) from None
 
 
 def text_of(name: bytes) -> str:

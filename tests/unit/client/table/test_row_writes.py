@@ -126,7 +126,13 @@ def test_an_error_names_the_first_row_that_failed():
 
 def test_a_row_that_is_none_ends_the_rows():
     """The rows before it are sent; nothing of it or after it is."""
-    for bad, cause in ((("b", {"x": 3}), SerializationError), (("", {"x": "3"}), Exception), ("b", SerializationError)):
+    for bad, cause in (
+        (("b", {"x": 3}), SerializationError),
+        (("", {"x": "3"}), Exception),
+        ("b", SerializationError),
+        (("b\udc80", {"x": "3"}), ConfigError),
+        (("b", {"x": "3", "half of a pair \ud83d": "3"}), ConfigError),
+    ):
         writes, [chunk] = writes_of([("a", {"x": "1"}), bad, ("c", {"x": "1"})])
         assert chunk.rows == [0]
         writes.note_written(chunk, 0, 1, 7)
