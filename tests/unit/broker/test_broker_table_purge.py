@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from headrace.log.log_compaction import CompactionReport
 from headrace.partition.purged_rows import PurgedRows
-from headrace.wire.errors import InvalidRequestError, TimedOutError
+from headrace.wire.errors import InvalidRequestError, Outcome, TimedOutError
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.table_purge import TablePurge
 from headrace_broker.runtime.table_writes import TableWrites
@@ -123,6 +123,19 @@ async def test_a_result_that_was_left_is_not_that_of_a_later_purge(tmp_path: Pat
         again = await purges.purge(wanted, 30.0)
         assert again is not None
         assert again.removed_records == 0
+
+
+async def test_a_purge_that_is_ended_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition is moved away, or the topic no table any more, while a caller waits."""
+    async with leading_partition(tmp_path) as partition:
+        _, purges = await opened(partition)
+        monkeypatch.setattr(purges, "_compact", asyncio.Event().wait)
+        waiting = asyncio.create_task(purges.purge(PurgedRows(end_of(partition), deleted=True), 30.0))
+        await asyncio.sleep(0)
+        partition.close_table()
+        with pytest.raises(TimedOutError, match="the purge was ended") as found:
+            await waiting
+        assert (found.value.retriable, found.value.outcome) == (True, Outcome.UNKNOWN)
 
 
 async def test_a_retry_is_recognised_after_a_purge(tmp_path: Path) -> None:

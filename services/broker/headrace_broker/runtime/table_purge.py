@@ -58,7 +58,7 @@ class TablePurge:
 
         Raises:
             InvalidRequestError: If one of the rows exists.
-            TimedOutError: If another purge is in progress.
+            TimedOutError: If another purge is in progress, or `close` ends this one.
             HeadraceError: If the log cannot be read or written.
         """
         if self._task is not None and self._is_busy(wanted):
@@ -79,6 +79,13 @@ class TablePurge:
             return None
         if self._task is task:
             self._task = None
+        if task.cancelled():  # By `close`; not the call, which is answered.
+            raise TimedOutError(
+                "the purge was ended: this replica is removed, or the topic is no table any more",
+                outcome=Outcome.UNKNOWN,
+                retriable=True,
+                action="Look up the table's replicas, and try again.",
+            )
         return task.result()
 
     def _is_busy(self, wanted: PurgedRows) -> bool:
