@@ -138,6 +138,39 @@ async def test_a_condition_sees_what_is_not_committed(tmp_path: Path) -> None:
         assert await read(partition, b"r") == {}
 
 
+async def test_uncommitted_changes_are_applied_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a follower lags there may be a million, which several conditional writes read at once."""
+    turns = mock.AsyncMock(side_effect=table_module.next_turn)
+    monkeypatch.setattr(table_module, "next_turn", turns)
+    async with leading_partition(tmp_path) as partition:
+        writes = open_table(partition)
+        partition.update_config(replace(CONFIG, durability=Durability.FSYNC))
+        for start in range(0, 6_000, 2_000):
+            keys = [table_key(b"r%d" % number, b"a") for number in range(start, start + 2_000)]
+            made = encode_batch([b"v"] * len(keys), keys, base_timestamp_ms=AT_MS)
+            assert partition.appender.append_now([made], -1, committed=False) is not None
+        assert partition.replica.high_watermark == 0
+        table = partition.table
+        assert table is not None
+        await asyncio.gather(*(table.read_uncommitted(5.0) for _ in range(3)))
+        assert table.knows_log_end
+        assert turns.await_count >= 11
+        assert [table.row_now(b"r%d" % number).version for number in range(6_000)] == list(range(6_000))
+        assert (await writes.write(write(b"r7", {b"a": b"2"}, if_version=ABSENT), 5.0)).version == 7
+
+
+async def test_a_log_of_small_batches_is_applied_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch each for 2,000 writes: decoding them takes longer than applying their records."""
+    turns = mock.AsyncMock(side_effect=table_module.next_turn)
+    monkeypatch.setattr(table_module, "next_turn", turns)
+    async with leading_partition(tmp_path) as partition:
+        made = [encode_batch([b"v"], [table_key(b"r%d" % n, b"a")], base_timestamp_ms=AT_MS) for n in range(2_000)]
+        assert partition.appender.append_now(made, -1, committed=True) is not None
+        open_table(partition)
+        assert await read(partition, b"r1999") == {b"a": b"v"}
+        assert turns.await_count == partition.open_log.size_bytes // table_module.APPLIED_BYTES > 2
+
+
 async def test_slow_appends_keep_conditions(tmp_path: Path) -> None:
     """Writes in threads: what was decided before another append is decided again."""
     async with leading_partition(tmp_path) as partition:

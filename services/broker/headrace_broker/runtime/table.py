@@ -35,8 +35,8 @@ from headrace_broker.runtime.table_trace import RequestTrace
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
 
-APPLIED_BYTES = 256 << 10
-"""Bytes of one read whose records are applied on the event loop."""
+APPLIED_BYTES = 64 << 10
+"""Bytes of one read whose records are decoded in a turn of the event loop, and applied."""
 BUILT_BYTES = 4 << 20
 """Bytes of one read of a thread that makes a state."""
 FAR_BYTES = 16 << 20
@@ -215,6 +215,8 @@ class PartitionTable:
                     return  # The caller looks again.
                 for columns in batches:
                     await self._apply(columns)
+                if self._state.end_offset < end_offset:
+                    await next_turn()  # Batches may have a record each.
         except SliceCutError:
             pass  # Truncated meanwhile; the caller looks again.
         except OffsetOutOfRangeError:
@@ -387,10 +389,27 @@ class PartitionTable:
             if self._truncations != truncations:
                 return
             for columns in batches:
-                if columns.header.base_offset <= pending.end_offset < columns.header.end_offset:
-                    for change in changes_of(columns):
-                        pending.apply(change, state.end_offset)
-                    pending.end_offset = columns.header.end_offset
+                await self._apply_uncommitted(columns)
+            if pending.end_offset < log_end:
+                await next_turn()
+
+    async def _apply_uncommitted(self, columns: Columns) -> None:
+        """Apply the next batch, or the rest of it, unless another caller is doing so."""
+        pending, header, count = self._uncommitted, columns.header, 0
+        place = pending.end_offset
+        if not header.base_offset <= place < header.end_offset:
+            return
+        for change in changes_of(columns):
+            if change.offset < place:
+                continue
+            if count == APPLIED_PER_TURN:
+                pending.end_offset, count = place, 0
+                await next_turn()
+                if pending.end_offset != place:
+                    return
+            pending.apply(change, self._state.end_offset)
+            count, place = count + 1, change.offset + 1
+        pending.end_offset = header.end_offset
 
     @property
     def knows_log_end(self) -> bool:
