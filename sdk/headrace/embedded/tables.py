@@ -21,6 +21,8 @@ from headrace.partition.row_writes import RowWrite, read_row_write
 from headrace.partition.table_rows import (
     MAX_KEYS,
     PAGE_ROWS,
+    FittingValues,
+    FoundRow,
     RowsAnswer,
     WantedColumns,
     look_up,
@@ -167,17 +169,20 @@ class DirectoryTableState:
         with self._cache_lock:
             self._batches.clear()
 
-    def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
-        """Return the values of records by offset, which ascend, without those that are not in the log any more."""
+    def read_values(self, offsets: Sequence[int], most_bytes: int) -> dict[int, RecordValue]:
+        """Return the values of records by offset, which ascend, without those that are not in the log any more.
+
+        Ends after the batch with which the values have more than `most_bytes`.
+        """
         values: dict[int, RecordValue] = {}
-        place = 0
-        while place < len(offsets):
+        place = size_bytes = 0
+        while place < len(offsets) and size_bytes <= most_bytes:
             with self._cache_lock:
                 batch = self._batches.find(offsets[place])
             batch, end = batch or self._read_batch(offsets[place]), place + 1
             if batch is not None:
                 end = bisect_left(offsets, batch.end_offset, end)
-                batch.take(offsets[place:end], values)
+                size_bytes += batch.take(offsets[place:end], values)
             place = end
         return values
 
@@ -346,15 +351,25 @@ class DirectoryTables:
         answer = RowsAnswer()
         found = [look_up(state.rows, key, wanted) for key in keys]
         for _ in range(_TRIES):
-            offsets = sorted({offset for row in found for _, offset in row.columns})
-            values = state.read_values(offsets)
-            if len(values) == len(offsets):
+            values = _read_fitting(state, found, answer.room_bytes)
+            if values is not None:
                 break
             state.catch_up()  # What is missing was replaced, and a compaction has removed it meanwhile.
             found = [look_up(state.rows, row.key, wanted) for row in found]
         else:
             raise OffsetNotAvailableError("the rows were changed again and again while they were read")
         answer.add(found, values, rows)
+
+
+def _read_fitting(
+    state: DirectoryTableState, found: Sequence[FoundRow], room_bytes: int
+) -> dict[int, RecordValue] | None:
+    """Return the values of rows until the room is full; `None` if one is not in the log any more."""
+    fitting = FittingValues(found, room_bytes)
+    while offsets := fitting.next_offsets():
+        if not fitting.note(state.read_values(offsets, fitting.room_bytes)):
+            return None
+    return fitting.values
 
 
 def _flush_if_counted(partition: DirectoryPartition) -> None:

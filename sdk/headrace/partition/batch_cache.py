@@ -39,9 +39,13 @@ class DecodedValues:
         self._times = None if columns.timestamps_ms is None else columns.timestamps_ms.data
         self._time_ms = header.base_timestamp_ms
 
-    def take(self, offsets: Iterable[int], values: dict[int, RecordValue]) -> None:
-        """Add the values of records of the batch to `values`, without those that compaction has removed."""
+    def take(self, offsets: Iterable[int], values: dict[int, RecordValue]) -> int:
+        """Add the values of records of the batch to `values`, without those that compaction has removed.
+
+        Return the bytes of these values.
+        """
         data, ends, times, time_ms = self._data, self._ends, self._times, self._time_ms
+        size_bytes = 0
         for offset in offsets:
             row = offset - self.base_offset
             if self._offsets is not None:
@@ -50,6 +54,8 @@ class DecodedValues:
                     continue
             value = data[ends[row] : ends[row + 1]].tobytes()
             values[offset] = RecordValue(value, time_ms if times is None else times[row])
+            size_bytes += len(value)
+        return size_bytes
 
 
 class BatchCache:

@@ -16,8 +16,9 @@ from headrace.log import compacted_writer
 from headrace.log.errors import SliceCutError
 from headrace.log.index import IndexCache, SegmentIndex
 from headrace.log.segment_replacement import SegmentReplacement
+from headrace.partition.batch_cache import RecordValue
 from headrace.partition.ordered_keys import KEY_BYTES
-from headrace.partition.table_rows import wanted_columns
+from headrace.partition.table_rows import MAX_ANSWER_BYTES, wanted_columns
 from headrace.partition.topic_configs import Durability, TopicConfig
 from headrace.v1 import tables_pb2
 from headrace.wire.batch import RemovedRecords, iter_batches, read_header
@@ -261,6 +262,40 @@ async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -
         response = tables_pb2.GetRowsResponse()
         await reading.add_rows([b"r"], wanted_columns(tables_pb2.ColumnSlice()), response.rows)
         assert [column.value for column in response.rows[0].columns] == [b"2"]
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+async def test_a_read_ends_when_the_answer_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wide: bool
+) -> None:
+    """Of 100 large values it reads some more than fit; the client asks for the others."""
+    sizes: list[int] = []
+    async with leading_partition(tmp_path) as partition:
+        open_table(partition)
+        keys = [table_key(b"r" if is_wide else b"r%02d" % n, b"%02d" % n) for n in range(100)]
+        for each in keys:
+            made = encode_batch([each + bytes(500_000)], [each], base_timestamp_ms=AT_MS)
+            assert partition.appender.append_now([made], -1, committed=True) is not None
+        table = partition.table
+        assert table is not None
+        take = table.read_values
+
+        async def count(offsets: list[int], *limits: int) -> dict[int, RecordValue]:
+            found = await take(offsets, *limits)
+            sizes.append(sum(len(each.value) for each in found.values()))
+            return found
+
+        monkeypatch.setattr(table, "read_values", count)
+        state, end_offset = await table.read_state(5.0)
+        reading = _Reading(partition, table, 0.0, 5.0, state, end_offset, is_from_leader=True)
+        response = tables_pb2.GetRowsResponse()
+        rows = [b"r"] if is_wide else [b"r%02d" % n for n in range(100)]
+        await reading.add_rows(rows, wanted_columns(tables_pb2.ColumnSlice()), response.rows)
+    found = [column for row in response.rows for column in row.columns]
+    assert [column.value[:-500_000] for column in found] == keys[:6]
+    assert response.rows[0].HasField("next_column") == is_wide
+    assert sum(sizes) < 3 * MAX_ANSWER_BYTES
+    assert max(sizes) < MAX_ANSWER_BYTES + 600_000
 
 
 async def test_a_table_without_rows_is_not_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

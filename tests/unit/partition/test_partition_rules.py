@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pyarrow as pa
 import pytest
 from headrace.partition.batch_cache import RecordValue
@@ -9,7 +11,7 @@ from headrace.partition.batch_checks import AppendResult, check_produced, find_c
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.row_writes import identity_of, read_row_write
 from headrace.partition.selections import MAX_RANGES, read_selected, selection_of
-from headrace.partition.table_rows import MAX_ANSWER_BYTES, FoundRow, RowsAnswer, look_up, wanted_columns
+from headrace.partition.table_rows import MAX_ANSWER_BYTES, FittingValues, FoundRow, RowsAnswer, look_up, wanted_columns
 from headrace.partition.table_state import ColumnSlice, RowOffsets
 from headrace.partition.topic_configs import parse_topic_config
 from headrace.v1 import broker_pb2, tables_pb2
@@ -214,3 +216,32 @@ def test_an_answer_ends_when_it_is_full_and_says_where_to_continue():
     assert answer.is_full
     assert look_up(RowOffsets(), b"r", wanted_columns(tables_pb2.ColumnSlice())).columns == []
     assert ColumnSlice((b"a",)).is_all is False
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_values_are_read_in_the_order_of_the_answer_until_it_is_full(seed):
+    """The log has them in another order, a few large ones among them, and a key may be asked for twice."""
+    draw = random.Random(seed)
+    stored = {n: RecordValue(bytes(draw.choice((0, 10, 10, 10, 3_000))), 1) for n in range(1_000)}
+    columns = [(b"c", draw.randrange(1_000)) for _ in range(draw.choice((0, 1, 50, 700)))]
+    found = [FoundRow(b"r%d" % at, 1, columns[at : at + 7], None) for at in range(0, len(columns), 7)]
+    room_bytes = draw.choice((100, 20_000, 10_000_000))
+    fitting, reads = FittingValues(found, room_bytes), 0
+    while offsets := fitting.next_offsets():
+        read, size_bytes = {}, 0
+        for offset in offsets:
+            if size_bytes <= fitting.room_bytes:
+                read[offset], size_bytes = stored[offset], size_bytes + len(stored[offset].value)
+        reads += len(read)
+        assert fitting.note(read)
+    first = next((place for place, (_, offset) in enumerate(columns) if offset not in fitting.values), len(columns))
+    size_bytes = sum(len(stored[offset].value) for _, offset in columns[:first])
+    assert first == len(columns) or size_bytes > room_bytes
+    assert all(stored[offset] == value for offset, value in fitting.values.items())
+    assert reads <= 3 * len(columns)
+
+
+def test_a_value_that_is_gone_is_found():
+    fitting = FittingValues([FoundRow(b"r", 1, [(b"a", 1), (b"b", 2)], None)], 100)
+    assert fitting.next_offsets() == [1, 2]
+    assert not fitting.note({2: RecordValue(b"", 1)})

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from headrace.partition.batch_cache import RecordValue
 from headrace.partition.purged_rows import purged_rows
 from headrace.partition.row_writes import RowWrite, read_row_write
 from headrace.partition.table_rows import (
+    COLUMNS_AT_ONCE,
     MAX_KEYS,
     PAGE_ROWS,
+    FittingValues,
     FoundRow,
     RowsAnswer,
     WantedColumns,
@@ -46,8 +49,6 @@ ResponseT = TypeVar("ResponseT")
 
 SERVICE_NAME = "headrace.v1.TableService"
 
-_COLUMNS_PER_TURN = 300
-"""Columns and rows that are answered in a few milliseconds of the event loop."""
 _TRIES = 10
 _NO_SLOT_MS = 250
 """After this time a read tries again for which there was no slot to wait."""
@@ -316,13 +317,13 @@ class _Reading:
         self.answer = RowsAnswer()
 
     async def add_rows(self, keys: Iterable[bytes], wanted: WantedColumns, rows: Any) -> None:
-        """Add rows to a response until it is full; other calls run after each `_COLUMNS_PER_TURN` columns."""
+        """Add rows to a response until it is full; other calls run after each `COLUMNS_AT_ONCE` columns."""
         found: list[FoundRow] = []
         columns = 0
         for key in keys:
             found.append(look_up(self.state, key, wanted))
             columns += 1 + len(found[-1].columns)
-            if columns >= _COLUMNS_PER_TURN:
+            if columns >= COLUMNS_AT_ONCE:
                 await self._add_all(found, wanted, rows)
                 if self.answer.is_full:
                     return
@@ -332,12 +333,23 @@ class _Reading:
 
     async def _add_all(self, found: list[FoundRow], wanted: WantedColumns, rows: Any) -> None:
         for _ in range(_TRIES):
-            offsets = sorted({offset for row in found for _, offset in row.columns})
-            values = await self.table.read_values(offsets)
-            if len(values) == len(offsets):
+            values = await self._read_values(found)
+            if values is not None:
                 break
             self.state, self.as_of_offset = await self.table.read_state(self._seconds)
             found = [look_up(self.state, row.key, wanted) for row in found]
         else:
             raise OffsetNotAvailableError("the rows were changed again and again while they were read")
         self.answer.add(found, values, rows)
+
+    async def _read_values(self, found: Sequence[FoundRow]) -> dict[int, RecordValue] | None:
+        """Return the values of rows until the answer is full; `None` if one is not in the log any more."""
+        fitting = FittingValues(found, self.answer.room_bytes)
+        offsets = fitting.next_offsets()
+        while offsets:
+            if not fitting.note(await self.table.read_values(offsets, fitting.room_bytes)):
+                return None
+            offsets = fitting.next_offsets()
+            if offsets:
+                await next_turn()
+        return fitting.values

@@ -7,6 +7,7 @@ one reads, `keep_up` does, so that a new leader has little to catch up with.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -333,29 +334,29 @@ class PartitionTable:
         for batch in checked_batches(data, self._partition.open_log.directory, position):
             yield decode_batch(batch, max_payload_bytes=self._context.settings.max_payload_bytes)
 
-    async def read_values(self, offsets: Sequence[int]) -> dict[int, RecordValue]:
+    async def read_values(self, offsets: Sequence[int], most_bytes: int = sys.maxsize) -> dict[int, RecordValue]:
         """Return the values of records of the state by offset, without those that are not in the log any more.
 
-        The offsets ascend.
+        The offsets ascend. Ends after the batch with which the values have more than `most_bytes`.
 
         Raises:
             CorruptLogError, StorageOfflineError: If the log cannot be read.
         """
         values: dict[int, RecordValue] = {}
-        place = misses = 0
-        while place < len(offsets):
+        place = misses = size_bytes = 0
+        while place < len(offsets) and size_bytes <= most_bytes:
             batch, end = self._batches.find(offsets[place]), place + 1
             if batch is None:
                 misses += 1
                 batch = await self._read_batch(offsets[place])
             if batch is not None:
                 end = min(bisect_left(offsets, batch.end_offset, end), place + APPLIED_PER_TURN)
-                batch.take(offsets[place:end], values)
+                size_bytes += batch.take(offsets[place:end], values)
                 if end == place + APPLIED_PER_TURN:
                     await next_turn()
             place = end
         self._metrics.batch_misses.inc(misses)
-        self._metrics.batch_hits.inc(len(offsets) - misses)
+        self._metrics.batch_hits.inc(place - misses)
         return values
 
     async def _read_batch(self, offset: int) -> DecodedValues | None:
