@@ -319,6 +319,8 @@ class SimulatedBroker(app.BrokerServer):
 
     async def _wire(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> Any:
         parts = await super()._wire(tasks, stop)
+        if parts is None:
+            return None
         self.replica_manager, self.view, self.membership = parts.replica_manager, parts.view, parts.membership
         registration: Any = parts.membership.registration
         registration._storage._draw_storage_id = self.life.chance.randbytes
@@ -332,11 +334,11 @@ class SimulatedProcess(ServiceProcess):
 
     relist_ms: int = 0
 
-    async def load(self, *sources: PrefixView, stop: StopRequest | None = None) -> None:
+    async def load(self, *sources: PrefixView, stop: StopRequest) -> bool:
         """Load them with the cluster's interval of relists."""
         for source in sources:
             source._relist_interval_ms = self.relist_ms
-        await super().load(*sources, stop=stop)
+        return await super().load(*sources, stop=stop)
 
     def add_process_service(self, server: Any, describe_disk: Any = None) -> None:
         """Serve nothing of it: no simulated client asks."""

@@ -235,6 +235,8 @@ class BrokerServer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 parts = self._parts = await self._wire(tasks, stop)
+                if parts is None:
+                    return
                 await self._listeners.start(parts.live)
                 self._observe(parts)
                 await self._recover(parts)
@@ -250,11 +252,12 @@ class BrokerServer:
 
     # --- construction ---
 
-    async def _wire(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> _Parts:
-        """Read the metadata and connect the components; none of them runs yet."""
+    async def _wire(self, tasks: asyncio.TaskGroup, stop: StopRequest) -> _Parts | None:
+        """Read the metadata and connect the components, none of which runs yet; `None` if `stop` is requested first."""
         process, metastore, directory = self._process, self._process.metastore, self._directory
         source = PrefixView(metastore, self._identity.keyspace.prefix, process.clock)
-        await process.load(source, *filter(None, [self._identity_source]), stop=stop)
+        if not await process.load(source, *filter(None, [self._identity_source]), stop=stop):
+            return None
         view = process.open_view(self._identity, source)
         clocks = process.make_clock_exchange(view)
         context = self._make_context(clocks, tasks)

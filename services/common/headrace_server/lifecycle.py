@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from enum import IntEnum
 from pathlib import Path
+from typing import Any, TypeVar
 
 import structlog
 from headrace.wire.errors import HeadraceError, InvalidConfigError
@@ -23,6 +24,8 @@ from headrace_server.descriptors import raise_limit
 from headrace_server.settings import SettingsError
 
 log = structlog.get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 SWITCH_SECONDS = 0.0005
 """Switch interval of the interpreter. A thread that completes an fsync or delivers a call needs the GIL several times,
@@ -64,6 +67,16 @@ class StopRequest:
         """Wait until the stop is requested; return the reason."""
         await self._event.wait()
         return self.reason
+
+    async def unless_requested(self, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+        """Return the result of `work`, or cancel it and return `None` if the stop is requested first."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self.requested())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            stopping.cancel()
 
 
 def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds: float) -> ProcessExitCode:

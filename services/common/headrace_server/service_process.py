@@ -80,14 +80,7 @@ class ServiceProcess:
         MetastoreRolledBackError; InvalidConfigError if etcd refuses this process. Other MetastoreUnavailableErrors are
         retried.
         """
-        reaching = asyncio.create_task(self._reach_etcd(read))
-        stopping = asyncio.create_task(stop.requested())
-        await asyncio.wait({reaching, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if reaching.done():
-            return reaching.result()
-        reaching.cancel()
-        return None
+        return await stop.unless_requested(self._reach_etcd(read))
 
     async def _reach_etcd(
         self, read: Callable[[ClusterIdentity], Awaitable[ResultT]]
@@ -114,13 +107,20 @@ class ServiceProcess:
                     )
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def load(self, *sources: PrefixView, stop: StopRequest | None = None) -> None:
-        """Load the views; wait for etcd without a limit, or until `stop` is requested."""
-        while stop is None or not stop.is_set():
+    async def load(self, *sources: PrefixView, stop: StopRequest) -> bool:
+        """Load the views; wait for etcd without a limit. `False` means that `stop` was requested first.
+
+        Raises:
+            MetastoreRolledBackError: As `PrefixView.load`.
+        """
+        return await stop.unless_requested(self._load(sources)) or False
+
+    async def _load(self, sources: Sequence[PrefixView]) -> bool:
+        while True:
             try:
                 for source in sources:
                     await source.load()
-                return
+                return True
             except MetastoreRolledBackError:
                 raise
             except MetastoreUnavailableError as error:

@@ -170,7 +170,8 @@ class _Coordinator:
     async def run(self, stop: StopRequest) -> None:
         self._log_start()
         sources = self._prefix_view, self._groups_view, self._identity_source, *self._registry.sources
-        await self._process.load(*sources)
+        if not await self._process.load(*sources, stop=stop):
+            return
         view = self._process.open_view(self._identity, self._prefix_view)
         writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
         store = TopicStore(
@@ -184,7 +185,9 @@ class _Coordinator:
         clocks = self._process.make_clock_exchange(view)
         transactions, maintenance = self._serve_groups(view, clocks)
         issuer_keys = await self._serve_identity(view, writes)
-        address = await self._listen()
+        address = await self._listen(stop)
+        if address is None:
+            return
         registry_address = await self._registry.start(self._gate, writes, self._limits)
         session = self._make_session(self._settings.advertised_address or address)
         channels = BrokerChannels(self._gate.identification.server_token, self._process.tls.internal)
@@ -235,10 +238,13 @@ class _Coordinator:
             await session.end()
             view.close()
 
-    async def _listen(self) -> str:
-        """Serve calls, or wait until the broker in the same process does; return the bound address."""
+    async def _listen(self, stop: StopRequest) -> str | None:
+        """Serve calls, or wait until the broker in the same process does; return the bound address.
+
+        `None` means that the broker has ended before.
+        """
         if not self._has_own_server:
-            return await self._server.listening()
+            return await stop.unless_requested(self._server.listening())
         self._process.add_process_service(self._server)
         return await self._server.start(self._settings.listen, self._process.client_credentials())
 

@@ -1,5 +1,6 @@
 """The first look of a service at etcd: which release it is, and what happens while there is none."""
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from headrace_server.keys import meta_key
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metastore.etcd_login import EtcdRefusedError
 from headrace_server.metastore.etcd_releases import check_etcd, is_production_etcd, reports_future_watches
+from headrace_server.metastore.view import PrefixView
 from headrace_server.service_process import ServiceProcess
 
 from tests.fakes.memory_metastore import MemoryMetastore
@@ -106,3 +108,41 @@ async def test_a_service_waits_for_etcd_until_it_is_stopped(monkeypatch):
         process = ServiceProcess("broker-1", SETTINGS, None, None, None, Away())
         reached = await process.reach_etcd(nothing, stop)
         assert (reached is None) == stop.is_set() == (not comes)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_stop_while_the_metadata_is_read_leaves_views_that_are_not_loaded(monkeypatch, answers):
+    """The caller learns of it. A read to which etcd does not respond is not waited for either."""
+    monkeypatch.setattr(service_process, "RETRY_SECONDS", 0)
+    stop = StopRequest()
+
+    class Away(MemoryMetastore):
+        async def range(self, *_, **__):
+            stop.set("SIGTERM")
+            if not answers:
+                await asyncio.Event().wait()
+            raise MetastoreUnavailableError("no answer")
+
+    metastore = Away()
+    process = ServiceProcess("broker-1", SETTINGS, None, None, None, metastore)
+    source = PrefixView(metastore, "/", process.clock)
+    async with asyncio.timeout(20):
+        assert not await process.load(source, stop=stop)
+    assert source.revision == 0
+
+
+async def test_views_are_read_until_etcd_responds(monkeypatch):
+    monkeypatch.setattr(service_process, "RETRY_SECONDS", 0)
+    failures = [MetastoreUnavailableError("no answer")] * 2
+
+    class Late(MemoryMetastore):
+        async def range(self, *arguments, **options):
+            if failures:
+                raise failures.pop()
+            return await super().range(*arguments, **options)
+
+    metastore = Late()
+    process = ServiceProcess("broker-1", SETTINGS, None, None, None, metastore)
+    source = PrefixView(metastore, "/", process.clock)
+    assert await process.load(source, stop=StopRequest())
+    assert source.revision > 0
