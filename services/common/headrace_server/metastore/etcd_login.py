@@ -28,6 +28,8 @@ from headrace_server.metastore import etcd3_stubs as stubs
 MAX_SENDS = 6
 """Sends of one call that etcd refuses because of its token."""
 _SENDS_BEFORE_RENEWAL = 3
+LOGIN_SECONDS = 5.0
+"""Timeout of one login, which ends the wait of all calls to its member; a call may wait less."""
 NOT_ENABLED = "authentication is not enabled"
 WRONG_PASSWORD = "authentication failed"
 """Texts of etcd's errors."""
@@ -80,7 +82,8 @@ class EtcdLogin:
         self.user = user
         self._password_file = password_file
         self._metadata: Metadata | None = None
-        self._login = asyncio.Lock()
+        self._logins: dict[Any, asyncio.Task[Metadata]] = {}
+        """Logins in progress by the stub of the member, so that a member that hangs delays none at another one."""
 
     def __repr__(self) -> str:
         return f"EtcdLogin({self.user!r})"
@@ -118,13 +121,28 @@ class EtcdLogin:
     async def metadata(self, auth: Any, timeout_s: float) -> Metadata:
         """Return the metadata with the token, after a login if there is none; empty while etcd has no authentication.
 
-        Raises as `send`.
+        Calls to one member share a login, and its failure. Raises as `send`.
         """
-        if self._metadata is None:
-            async with self._login:
-                if self._metadata is None:
-                    self._metadata = await self._authenticate(auth, timeout_s)
-        return self._metadata
+        if self._metadata is not None:
+            return self._metadata
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._login_at(auth))
+        except TimeoutError:
+            raise NotAuthenticatedError(f"no login within {timeout_s:.3g} s") from None
+
+    def _login_at(self, auth: Any) -> asyncio.Task[Metadata]:
+        """Return the login at a member, which is begun if there is none in progress."""
+
+        def on_done(login: asyncio.Task[Metadata]) -> None:
+            del self._logins[auth]
+            if not login.cancelled() and login.exception() is None:
+                self._metadata = login.result()
+
+        if auth not in self._logins:
+            self._logins[auth] = asyncio.create_task(self._authenticate(auth))
+            self._logins[auth].add_done_callback(on_done)
+        return self._logins[auth]
 
     @property
     def is_needed(self) -> bool:
@@ -140,9 +158,9 @@ class EtcdLogin:
         """Return the request for a token, with the password that the file has now. Raises as `read_password`."""
         return stubs.rpc_pb2.AuthenticateRequest(name=self.user, password=read_password(self._password_file))
 
-    async def _authenticate(self, auth: Any, timeout_s: float) -> Metadata:
+    async def _authenticate(self, auth: Any) -> Metadata:
         try:
-            answer = await auth.Authenticate(self.request(), timeout=timeout_s)
+            answer = await auth.Authenticate(self.request(), timeout=LOGIN_SECONDS)
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
             if NOT_ENABLED in details:
