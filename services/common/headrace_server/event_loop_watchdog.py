@@ -92,8 +92,8 @@ class EventLoopWatchdog:
             if self._sampler.count != seen:
                 seen, looks = self._sampler.count, 0
                 if stalled_at:
-                    log.warning("event_loop_recovered", stalled_seconds=round(time.monotonic() - stalled_at, 1))
                     self._health.release(HealthCause.EVENT_LOOP_BLOCKED)
+                    log.warning("event_loop_recovered", stalled_seconds=round(time.monotonic() - stalled_at, 1))
                     stalled_at = 0.0
                 continue
             looks += 1
@@ -101,20 +101,23 @@ class EventLoopWatchdog:
                 stalled_at = time.monotonic() - looks * self._interval_seconds
                 for metrics in self._all_metrics:
                     metrics.loop_stalls.inc()
+                self._health.hold(HealthCause.EVENT_LOOP_BLOCKED)  # The log may be what the loop is blocked by.
                 seconds = round(looks * self._interval_seconds, 1)
                 log.error("event_loop_stalled", stalled_seconds=seconds, threads=self._stacks())
-                self._health.hold(HealthCause.EVENT_LOOP_BLOCKED)
 
     def _stacks(self) -> str:
-        """Return the stacks of all threads, the event loop's first.
+        """Return the stacks of all threads, the event loop's first, or the reason why there are none.
 
         `faulthandler` reads them while no thread runs. A walk over `sys._current_frames` does not: frames of threads
         that run on or end meanwhile may lead anywhere.
         """
-        with _scratch_file() as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            blocks = file.read().decode(errors="replace").strip().split("\n\n")
+        try:
+            with _scratch_file() as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+                file.seek(0)
+                blocks = file.read().decode(errors="replace").strip().split("\n\n")
+        except OSError as error:
+            return str(error)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         names[self._loop_thread] = "event loop"
         parts: dict[int, str] = {self._loop_thread: ""}

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ ResultT = TypeVar("ResultT")
 SWITCH_SECONDS = 0.0005
 """Switch interval of the interpreter. A thread that completes an fsync or delivers a call needs the GIL several times,
 and would wait Python's default of 5 ms for a busy event loop each time."""
+REPORT_SECONDS = 0.5
+"""Maximum time for the last line of the log before a forced exit."""
 
 
 class ProcessExitCode(IntEnum):
@@ -108,27 +111,25 @@ async def _run(serve: Callable[[StopRequest], Awaitable[None]], stop_timeout_sec
 
     def on_signal(name: str) -> None:
         if stop.is_set():
-            log.warning("stop_forced", signal=name)
-            _exit_now(ProcessExitCode.FORCED)
-        log.info("stop_requested", signal=name)
+            _exit_now(ProcessExitCode.FORCED, partial(log.warning, "stop_forced", signal=name))
         # A thread, not a task: it must end the process even if the loop is blocked.
-        timer = threading.Timer(stop_timeout_seconds, _stop_timed_out, [stop_timeout_seconds])
+        timed_out = partial(log.error, "stop_timed_out", after_seconds=stop_timeout_seconds)
+        timer = threading.Timer(stop_timeout_seconds, _exit_now, [ProcessExitCode.STOP_TIMED_OUT, timed_out])
         timer.daemon = True
         timer.start()
         stop.set(name)
+        log.info("stop_requested", signal=name)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number.name)
     await serve(stop)
 
 
-def _stop_timed_out(seconds: float) -> None:
-    log.error("stop_timed_out", after_seconds=seconds)
-    _exit_now(ProcessExitCode.STOP_TIMED_OUT)
-
-
-def _exit_now(code: ProcessExitCode) -> None:
-    sys.stderr.flush()
+def _exit_now(code: ProcessExitCode, report: Callable[[], object]) -> None:
+    """Exit as after a crash. `report` logs the reason, in a thread: standard error may be a pipe that is not read."""
+    reporting = threading.Thread(target=report, daemon=True)
+    reporting.start()
+    reporting.join(REPORT_SECONDS)
     os._exit(code)
 
 

@@ -10,16 +10,33 @@ import pytest
 from headrace_server.lifecycle import ProcessExitCode, write_ready_file
 
 PRELUDE = """
-import asyncio, sys
+import asyncio, os, sys
 from headrace.wire.errors import ConflictError, InvalidConfigError
 from headrace_server.lifecycle import run
+from headrace_server.telemetry import configure_logging
 def ready(): print("ready", flush=True)
+def fill_standard_error():
+    configure_logging("info", "console")
+    os.set_blocking(2, False)
+    try:
+        while True: os.write(2, b".")
+    except BlockingIOError:
+        os.set_blocking(2, True)
 """
 
 
 def start(body, stop_timeout_seconds=30):
     code = PRELUDE + textwrap.dedent(body) + f"\nsys.exit(run(serve, stop_timeout_seconds={stop_timeout_seconds}))"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def unread_exit_code(process):
+    """Wait for the exit of a process without reading what it writes."""
+    try:
+        return process.wait(30)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -68,6 +85,34 @@ def test_a_second_signal_does_not_wait():
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == ProcessExitCode.FORCED
+
+
+def test_a_stop_ends_at_its_deadline_if_nothing_reads_the_log():
+    """Not even the line that a stop was requested can be written."""
+    process = start(
+        """
+        async def serve(stop):
+            fill_standard_error(); ready(); await stop.requested(); await asyncio.sleep(600)
+        """,
+        stop_timeout_seconds=0.2,
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert unread_exit_code(process) == ProcessExitCode.STOP_TIMED_OUT
+
+
+def test_a_second_signal_does_not_wait_for_the_log():
+    process = start(
+        """
+        async def serve(stop):
+            ready(); await stop.requested(); fill_standard_error(); ready(); await asyncio.sleep(600)
+        """
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert unread_exit_code(process) == ProcessExitCode.FORCED
 
 
 @pytest.mark.parametrize(
