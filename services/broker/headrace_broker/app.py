@@ -234,21 +234,25 @@ class BrokerServer:
         """Serve until `stop`; the data directory is closed in any case."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                parts = self._parts = await self._wire(tasks, stop)
-                if parts is None:
-                    return
-                await self._listeners.start(parts.live)
-                self._observe(parts)
-                await self._recover(parts)
-                background = await self._serve(tasks, stop, parts)
-                await self._stop(parts, background)
-        except BaseException:
-            await self._listeners.stop(0)
-            raise
+                try:
+                    await self._serve_until(stop, tasks)
+                except BaseException:
+                    await self._abandon(stop)
+                    raise
         finally:
             self._inflation.close()
             self._records.close()
             await self._close_directory()
+
+    async def _serve_until(self, stop: StopRequest, tasks: asyncio.TaskGroup) -> None:
+        parts = self._parts = await self._wire(tasks, stop)
+        if parts is None:
+            return
+        await self._listeners.start(parts.live)
+        self._observe(parts)
+        await self._recover(parts)
+        background = await self._serve(tasks, stop, parts)
+        await self._stop(parts, background)
 
     # --- construction ---
 
@@ -487,6 +491,16 @@ class BrokerServer:
         await self._close_directory()
         await membership.registration.end(revoke=True)
         log.info("stopped", clean=self._clean)
+
+    async def _abandon(self, stop: StopRequest) -> None:
+        """Leave the cluster after a failure, before tasks and threads have ended: one that hangs may never end.
+
+        The lease is not revoked, so that threads which still write do so before others lead.
+        """
+        stop.set("failure")  # The process has a deadline from now on.
+        if self._parts is not None:
+            await self._parts.membership.registration.end(revoke=False)
+        await self._listeners.stop(0)
 
     async def _close_directory(self) -> None:
         """Close the data directory once, after a clean stop or any other end of the broker."""

@@ -52,7 +52,9 @@ class ProcessExitCode(IntEnum):
 class StopRequest:
     """Request to stop the service, set by a signal or by the service itself; belongs to the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_set: Callable[[], object] = lambda: None) -> None:
+        """`on_set` is called once, when the stop is requested."""
+        self._on_set = on_set
         self._event = asyncio.Event()
         self.reason = ""
 
@@ -61,6 +63,7 @@ class StopRequest:
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
+            self._on_set()
 
     def is_set(self) -> bool:
         """Return whether the stop was requested."""
@@ -85,7 +88,7 @@ class StopRequest:
 def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds: float) -> ProcessExitCode:
     """Run a service until it returns or SIGTERM or SIGINT stops it, and return the exit code.
 
-    The soft limit of open files is first raised to the hard one. After the first signal the service has
+    The soft limit of open files is first raised to the hard one. After the stop is requested the service has
     `stop_timeout_seconds`; then, or at a second signal, the process exits at once, as after a crash.
     """
     code = ProcessExitCode.OK
@@ -106,17 +109,18 @@ def run(serve: Callable[[StopRequest], Awaitable[None]], *, stop_timeout_seconds
 
 
 async def _run(serve: Callable[[StopRequest], Awaitable[None]], stop_timeout_seconds: float) -> None:
-    stop = StopRequest()
+    # A thread, not a task: it must end the process even if the loop is blocked.
+    timed_out = partial(log.error, "stop_timed_out", after_seconds=stop_timeout_seconds)
+    timer = threading.Timer(stop_timeout_seconds, _exit_now, [ProcessExitCode.STOP_TIMED_OUT, timed_out])
+    timer.daemon = True
+    stop = StopRequest(timer.start)
     loop = asyncio.get_running_loop()
+    signals: list[str] = []
 
     def on_signal(name: str) -> None:
-        if stop.is_set():
+        if signals:
             _exit_now(ProcessExitCode.FORCED, partial(log.warning, "stop_forced", signal=name))
-        # A thread, not a task: it must end the process even if the loop is blocked.
-        timed_out = partial(log.error, "stop_timed_out", after_seconds=stop_timeout_seconds)
-        timer = threading.Timer(stop_timeout_seconds, _exit_now, [ProcessExitCode.STOP_TIMED_OUT, timed_out])
-        timer.daemon = True
-        timer.start()
+        signals.append(name)
         stop.set(name)
         log.info("stop_requested", signal=name)
 

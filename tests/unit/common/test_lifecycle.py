@@ -71,6 +71,18 @@ def test_a_stop_that_hangs_is_ended_at_its_deadline():
     assert process.returncode == ProcessExitCode.STOP_TIMED_OUT
 
 
+def test_a_service_that_hangs_after_a_failure_is_ended_at_the_same_deadline():
+    """It requests the stop by itself."""
+    process = start(
+        """
+        async def serve(stop):
+            stop.set("failure"); await asyncio.sleep(600)
+        """,
+        stop_timeout_seconds=0.2,
+    )
+    assert unread_exit_code(process) == ProcessExitCode.STOP_TIMED_OUT
+
+
 def test_a_second_signal_does_not_wait():
     """Who asks twice is not made to wait for the orderly stop."""
     process = start(
