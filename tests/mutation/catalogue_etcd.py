@@ -41,8 +41,8 @@ ETCD = (
     Mutant(
         "restarted-with-what-was-not-stored",
         "C2",
-        "LocalMetastore._on_not_stored",
-        drop("self.state.restore(journal.load(), self._now_ms())"),
+        "LocalMetastore._write",
+        drop("self.state.restore(stored, self._now_ms())"),
         "After a full disk a metastore in the process decides on writes that it has reported as unknown.",
         Test(
             "tests/unit/common/test_sqlite_metastore.py::test_a_full_database_refuses_writes_and_keeps_the_rest",

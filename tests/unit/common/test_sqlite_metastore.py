@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 from headrace.wire.errors import MetastoreUnavailableError, Outcome
@@ -309,6 +310,51 @@ async def test_a_full_database_refuses_writes_and_keeps_the_rest(path):
         assert revision == before.revision + 2
     async with opened(path) as store:
         assert (await store.get("/small")).key_value.mod_revision == revision
+
+
+async def test_what_is_stored_is_read_in_a_thread_after_a_refused_write(path, monkeypatch):
+    """The event loop serves meanwhile. Calls that come are decided on what was refused, and fail with it."""
+    loop, loads, late = asyncio.get_running_loop(), [], []
+    true_load = SqliteJournal.load
+
+    def load(journal):
+        loads.append(threading.get_ident())
+        late.append(asyncio.run_coroutine_threadsafe(start(put(store, "/late")), loop).result(60))
+        return true_load(journal)
+
+    async def start(call):
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0)
+        return task
+
+    async with opened(path, quota_bytes=256 << 10) as store:
+        await put(store, "/small", b"1")
+        monkeypatch.setattr(SqliteJournal, "load", load)
+        with pytest.raises(MetastoreUnknownOutcomeError, match="no space"):
+            await put(store, "/large", bytes(1 << 20))
+        with pytest.raises(MetastoreUnknownOutcomeError, match="no space"):
+            await late[0]
+        assert loads != [threading.get_ident()]
+        assert [each.key for each in (await store.range("/")).key_values] == ["/small"]
+        assert await put(store, "/small", b"2") == 3
+
+
+@pytest.mark.parametrize("error", [MetastoreDamagedError("damaged", action="Put back a copy."), MemoryError()])
+async def test_a_store_that_cannot_be_read_after_a_refused_write_ends(path, monkeypatch, error):
+    """No later write waits for a commit that never comes."""
+
+    def broken(_journal):
+        raise error
+
+    async with opened(path, quota_bytes=256 << 10) as store, asyncio.timeout(20):
+        running = asyncio.create_task(store.run(60))
+        monkeypatch.setattr(SqliteJournal, "load", broken)
+        with pytest.raises(MetastoreUnknownOutcomeError, match=r"damaged|MemoryError"):
+            await put(store, "/large", bytes(1 << 20))
+        with pytest.raises(MetastoreUnknownOutcomeError):
+            await put(store, "/a")
+        with pytest.raises(JournalFailedError, match="Start the process again"):
+            await running
 
 
 async def test_a_failed_disk_ends_the_store(path, monkeypatch):

@@ -3,7 +3,8 @@ fake of tests and simulations.
 
 With a journal a call is answered, and a watch told, only of what the journal has stored durably. Calls that come while
 it stores are decided at once, on the state that they will find, and stored together by its next commit. If a commit
-fails, the state returns to what the journal has, and every call that had not been answered gets an unknown outcome.
+fails, the state returns to what the journal has, and every call that had not been answered by then gets an unknown
+outcome.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from headrace.wire.errors import InvalidRequestError, MetastoreUnavailableError, Outcome
+from headrace.wire.errors import HeadraceError, InvalidRequestError, MetastoreUnavailableError, Outcome
 
 from headrace_server.metastore.api import (
     CompactedError,
@@ -46,7 +48,7 @@ class JournalFailedError(MetastoreUnavailableError):
 
 
 class Journal(Protocol):
-    """Durable copy of a state. `commit` is called in a thread, one at a time; `load` while there is no commit."""
+    """Durable copy of a state. `load` and `commit` are called in a thread, one at a time."""
 
     version: str
     """Name and release of the store."""
@@ -324,37 +326,36 @@ class LocalMetastore:
         """Called for each revision once it is visible; for simulations, which check every one."""
 
     async def _write(self, journal: Journal) -> None:
-        """Store batches until there is none."""
-        while (batch := self._collecting) is not None:
-            self._collecting, self._storing = None, batch
-            try:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._executor, journal.commit, batch.revision, batch.next_lease_id, batch.changes
-                )
-            except MetastoreUnavailableError as error:
-                self._on_not_stored(journal, error)
-                break
-            self._full = False
-            self._storing = None
-            self._publish(batch.changes)
-            batch.stored.set_result(None)
+        """Store batches until there is none; return to what is stored if there is no room for one."""
+        call = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        try:
+            while (batch := self._collecting) is not None:
+                self._collecting, self._storing = None, batch
+                try:
+                    await call(journal.commit, batch.revision, batch.next_lease_id, batch.changes)
+                except JournalFullError as error:
+                    self._full = True
+                    stored = await call(journal.load)
+                    self._fail_waiting(error)
+                    self.state.restore(stored, self._now_ms())
+                else:
+                    self._full = False
+                    self._storing = None
+                    self._publish(batch.changes)
+                    batch.stored.set_result(None)
+        except Exception as error:
+            self._failure = error if isinstance(error, JournalFailedError) else _failed(journal, error)
+            self._fail_waiting(self._failure)
+            self._failed.set()
         self._writer = None
 
-    def _on_not_stored(self, journal: Journal, error: MetastoreUnavailableError) -> None:
-        """Fail the calls that wait, and return to what is stored."""
+    def _fail_waiting(self, error: MetastoreUnavailableError) -> None:
+        """Fail the calls that wait for a commit."""
         for batch in (self._storing, self._collecting):
             if batch is not None:
                 batch.stored.set_exception(error)
                 batch.stored.exception()  # Perhaps no call waits: a lease has ended by itself.
         self._storing = self._collecting = None
-        try:
-            if isinstance(error, JournalFailedError):
-                raise error
-            self._full = True
-            self.state.restore(journal.load(), self._now_ms())
-        except JournalFailedError as failure:
-            self._failure = failure
-            self._failed.set()
 
     async def _stored(self) -> None:
         """Wait until everything decided up to now is stored.
@@ -403,6 +404,17 @@ class LocalLeaseRenewer:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _failed(journal: Journal, error: Exception) -> JournalFailedError:
+    message = error.message if isinstance(error, HeadraceError) else f"{journal.path} failed: {error!r}"
+    return JournalFailedError(
+        message,
+        outcome=Outcome.UNKNOWN,
+        retriable=False,
+        fatal=True,
+        action="Start the process again: it reads what is stored, or reports what is wrong with it.",
+    )
 
 
 def _event_key(event: WatchEvent) -> str:
