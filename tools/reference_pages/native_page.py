@@ -90,13 +90,15 @@ the client closes the connection. A third-party client leaves the `Handshake` em
 With TLS the identity of a client is that of its certificate, as over gRPC. Other clients exchange an API key or a JSON
 Web Token for a session token, by [`OpenSession`](rpcs.md) over gRPC, and send the token in `session` of `Hello`. When
 they have renewed it, they send the new token in a SESSION frame before their next request: it replaces the one before
-for all requests behind it. A token that has ended, or was never valid, does not close the connection.
+for all requests behind it. The end of a session does not close the connection.
 
 - Without a valid session, the broker answers a Hello with an ERROR `UNAUTHENTICATED` of correlation 0, or each request
   with an ERROR `UNAUTHENTICATED` of its own. Such a request had no effect: the client opens a new session and sends the
   request again, once, on the same connection or on a new one.
-- An ERROR `UNAUTHENTICATED` of correlation 0 after the WELCOME ends the connection. The outcome of its requests without
-  an answer is unknown."""
+- If the token of a SESSION frame is not valid, the broker ends the connection with an ERROR `UNAUTHENTICATED` of
+  correlation 0. The outcome of its requests without an answer is unknown.
+- If it cannot check that token yet, without etcd or because the user has too many connections, it rejects each later
+  request with `METASTORE_UNAVAILABLE` or `THROTTLED`, and checks it again at the next one."""
 
 _PRODUCE = """## Produce
 

@@ -19,6 +19,7 @@ from headrace.wire.attachments import splice_produce
 from headrace.wire.errors import (
     DeadlineRequiredError,
     InvalidRequestError,
+    MetastoreUnavailableError,
     NotLeaderError,
     Outcome,
     ShuttingDownError,
@@ -962,6 +963,38 @@ async def test_a_connection_that_only_sends_requests_without_identity_is_ended(m
         assert isinstance(await client.error(1), UnauthenticatedError)
         assert await client.ended()
         assert not silent.receiving.at_eof()
+
+
+async def test_a_new_session_that_cannot_be_checked_yet_refuses_later_requests_only(monkeypatch):
+    """Without etcd a broker may lack the key of its token. Earlier requests are answered; it is checked again later."""
+    gate, unavailable = open_gate(), ["new"]
+    identify = gate.identify
+
+    def identify_later(token, *arguments):
+        if token in unavailable:
+            raise MetastoreUnavailableError("no such key yet", outcome=Outcome.NOT_APPLIED)
+        return identify("", *arguments)
+
+    monkeypatch.setattr(gate, "identify", identify_later)
+    async with serving(gate=gate) as bench:
+        client, waits = await bench.connect(), asyncio.Event()
+
+        async def handle(message):
+            await waits.wait()
+            return OutgoingMessage(b"late")
+
+        bench.service.handle = handle
+        client.ask(1)
+        client.send(Kind.SESSION, b"new")
+        client.ask(2)
+        error = await client.error(2)
+        assert isinstance(error, MetastoreUnavailableError)
+        assert error.outcome == Outcome.NOT_APPLIED
+        waits.set()
+        assert (await client.receive())[1] == b"late"
+        unavailable.clear()
+        client.ask(3)
+        assert (await client.receive())[0].correlation == 3
 
 
 async def test_an_address_whose_connections_end_without_a_greeting_is_kept_out(monkeypatch):

@@ -10,6 +10,7 @@ noticed, the others in the client's socket.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from headrace.wire.errors import (
     HeadraceError,
     InternalError,
     InvalidRequestError,
+    MetastoreUnavailableError,
     NotAuthorizedError,
     Outcome,
     ShuttingDownError,
@@ -74,6 +76,8 @@ class NativeConnection(FramedConnection):
         self._service = service
         self._calls: dict[int, NativeCall] = {}
         self._caller = ANONYMOUS
+        self._unproven_session: str | None = None
+        """Session that has replaced the one before, and could not be checked yet."""
         self._counted: Payer | None = None
         """User whose quota of connections has this one."""
         self._admitted: tuple[NativeMethod, Place, Access] | None = None
@@ -193,6 +197,12 @@ class NativeConnection(FramedConnection):
             self._counted = payer
         return caller
 
+    def _change_session(self, session: str) -> None:
+        """Change the caller of later requests; raise as `_identify`, which is then called again for each of them."""
+        self._unproven_session = session
+        self._caller = self._identify(session)
+        self._unproven_session = None
+
     def _uncount(self) -> None:
         if self._counted is not None:
             self._service.gate.quotas.disconnect(self._counted)
@@ -220,6 +230,8 @@ class NativeConnection(FramedConnection):
             )
         if self.is_retired:
             raise ShuttingDownError("the connection is ending", outcome=Outcome.NOT_APPLIED)
+        if self._unproven_session is not None:
+            self._change_session(self._unproven_session)
         access = self._service.gate.admit(self._caller, method.name, method.row, self.host)
         if header.size > STAGE_BYTES:
             self._service.arriving.begin(self)
@@ -238,7 +250,8 @@ class NativeConnection(FramedConnection):
             self._welcome(self._server.name, MAX_REQUESTS)
             self._is_welcome = True
         elif header.kind == Kind.SESSION:
-            self._caller = self._identify(frame.message.decode(errors="replace"))
+            with contextlib.suppress(MetastoreUnavailableError, ThrottledError):  # They say nothing of the session.
+                self._change_session(frame.message.decode(errors="replace"))
         elif header.kind == Kind.CANCEL:
             self._cancel(header.correlation)
         elif self._admitted is None:
