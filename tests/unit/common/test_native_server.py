@@ -689,8 +689,43 @@ async def test_a_request_that_was_on_its_way_at_a_goodbye_is_refused(monkeypatch
         assert not bench.service.requests
 
 
-async def test_a_stop_lets_requests_end():
+async def test_a_stop_refuses_requests_that_were_on_their_way_to_an_idle_connection(monkeypatch):
+    """It waits for them for a while, or until the client ends the connection."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 3_600)
+    async with serving() as bench, asyncio.timeout(SECONDS):
+        client = await bench.connect()
+        stopping = asyncio.create_task(bench.server.stop(3_600))
+        assert (await client.receive())[0].kind == Kind.GOODBYE
+        client.ask()
+        error = await client.error()
+        assert isinstance(error, ShuttingDownError)
+        assert error.outcome == Outcome.NOT_APPLIED
+        await client.close()
+        await stopping
+        monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    async with serving() as bench, asyncio.timeout(SECONDS):
+        silent = await bench.connect()
+        await bench.server.stop(3_600)
+        assert await silent.ended()
+
+
+async def test_a_stop_does_not_wait_for_overdue_requests(monkeypatch):
+    """They are cancelled at their deadline, as before."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    async with serving() as bench:
+        bench.service.handle = bench.service.never
+        client = await bench.connect()
+        client.ask(timeout_ms=50)
+        await bench.until(lambda: bench.service.requests)
+        async with asyncio.timeout(SECONDS):
+            await bench.server.stop(3_600)
+        assert (await client.receive())[0].kind == Kind.GOODBYE
+        assert isinstance(await client.error(), TimedOutError)
+
+
+async def test_a_stop_lets_requests_end(monkeypatch):
     """New ones are refused, and no connection is taken."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
     async with serving() as bench:
         client, waits = await bench.connect(), asyncio.Event()
 

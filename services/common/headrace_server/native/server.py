@@ -8,7 +8,6 @@ An address whose connections break or are refused more often than its gRPC calls
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import socket
 import ssl
@@ -122,6 +121,8 @@ class NativeServer:
         self._connections: dict[FramedConnection, None] = {}
         self._hosts: dict[str, dict[FramedConnection, None]] = {}
         """The same by address, so that a new one is not compared with all."""
+        self._has_none = asyncio.Event()
+        self._has_none.set()
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -147,7 +148,10 @@ class NativeServer:
         return f"{host}:{bound}"
 
     async def stop(self, grace_seconds: float) -> None:
-        """Accept no more connections and requests, wait for those in progress, and close all. Idempotent."""
+        """Accept no more connections and requests, wait for those in progress, and close all. Idempotent.
+
+        A connection without a request stays open for `LOOK_SECONDS` or until its client closes it.
+        """
         for task in (*self._tasks, *self._handshakes):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._handshakes, return_exceptions=True)
@@ -156,9 +160,14 @@ class NativeServer:
             self._listener.close()
         for connection in self._connections:
             connection.say_goodbye()
-        with contextlib.suppress(TimeoutError):
+        looking = asyncio.create_task(self._look())
+        try:
             async with asyncio.timeout(grace_seconds):
-                await asyncio.gather(*(connection.answered() for connection in self._connections))
+                await asyncio.gather(self._has_none.wait(), *(each.answered() for each in self._connections))
+        except TimeoutError:
+            pass
+        finally:
+            looking.cancel()
         for connection in list(self._connections):
             connection.close()
 
@@ -228,6 +237,7 @@ class NativeServer:
             has_room = not is_full or self._end_idle(self._connections, connection)
         if has_room:
             self._connections[connection] = None
+            self._has_none.clear()
             self._hosts.setdefault(connection.host, {})[connection] = None
         else:
             self._count_refused()
@@ -246,6 +256,8 @@ class NativeServer:
         del own[connection]
         if not own:
             del self._hosts[connection.host]
+        if not self._connections:
+            self._has_none.set()
 
     def note_served(self, connection: FramedConnection) -> None:
         """Take note of a request that is admitted."""
