@@ -5,6 +5,7 @@ application has received, also during an iteration.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from time import monotonic, time_ns
@@ -84,22 +85,19 @@ class ConsumerCore:
         """Wait for the next records; the iterator starts at the first one, and `position` moves with it."""
         self.settle()  # Also after an earlier loop that was left early.
         telemetry, start_ns = self.tracing.telemetry, time_ns()
-        if self.group is not None:
-            self.group.on_poll_begin()
-        while True:
-            decoded = yield from self._first_decoded_batch(None, None)
-            assert decoded is not None, "a wait without end ends with a decoded batch or an error"
-            if self._receive(decoded, decoded.base_offset):
-                if not decoded.is_empty:
-                    break
-                if self.group is not None:
-                    self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
-        stopper = None if self.group is None else self.group.stopper()
-        if telemetry is not None:
-            self.tracing.received(telemetry, (decoded,), start_ns)
-        cursor = self.fetcher.cursor = RecordCursor(decoded, self._open_fetch.generation_of(decoded), stopper)
-        if self.group is not None:
-            self.group.on_poll_end()
+        with self._polling():
+            while True:
+                decoded = yield from self._first_decoded_batch(None, None)
+                assert decoded is not None, "a wait without end ends with a decoded batch or an error"
+                if self._receive(decoded, decoded.base_offset):
+                    if not decoded.is_empty:
+                        break
+                    if self.group is not None:
+                        self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
+            stopper = None if self.group is None else self.group.stopper()
+            if telemetry is not None:
+                self.tracing.received(telemetry, (decoded,), start_ns)
+            cursor = self.fetcher.cursor = RecordCursor(decoded, self._open_fetch.generation_of(decoded), stopper)
         return cursor.records()
 
     def poll(self, timeout: float | None, max_records: int | None, *, is_traced: bool = True) -> Operation[RecordBatch]:
@@ -107,9 +105,15 @@ class ConsumerCore:
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self.settle()
-        if self.group is not None:
-            self.group.on_poll_begin()
-        telemetry, start_ns = self.tracing.telemetry if is_traced else None, time_ns()
+        with self._polling():
+            telemetry, start_ns = self.tracing.telemetry if is_traced else None, time_ns()
+            decoded_batches = yield from self._receive_batches(timeout, max_records)
+            if telemetry is not None and decoded_batches:
+                self.tracing.received(telemetry, decoded_batches, start_ns)
+        return RecordBatch(decoded_batches)
+
+    def _receive_batches(self, timeout: float | None, max_records: int | None) -> Operation[list[DecodedBatch]]:
+        """Wait for records; receive at most `max_records`, and at most `max_poll_bytes`."""
         decoded_batches: list[DecodedBatch] = []
         size = 0
         left = max_records
@@ -134,11 +138,18 @@ class ConsumerCore:
             decoded_batches.append(decoded)
             if left is not None:
                 left -= decoded.end - decoded.start
-        if telemetry is not None and decoded_batches:
-            self.tracing.received(telemetry, decoded_batches, start_ns)
+        return decoded_batches
+
+    @contextmanager
+    def _polling(self) -> Iterator[None]:
+        """Record that the application waits for records, until the wait ends, also with an error or a cancellation."""
         if self.group is not None:
-            self.group.on_poll_end()
-        return RecordBatch(decoded_batches)
+            self.group.on_poll_begin()
+        try:
+            yield
+        finally:
+            if self.group is not None:
+                self.group.on_poll_end()
 
     # --- positions ---
 

@@ -62,13 +62,11 @@ class ConsumerMember:
     def on_poll_begin(self) -> None:
         """Record that the application polls: it has processed the records that it received."""
         with self.session.lock:
-            has_stalled = self._progress.has_stalled
             self._progress.poll_begins(boot_ms())
-            if has_stalled:
-                self.session.come_back()
+            self.session.come_back()
 
     def on_poll_end(self) -> None:
-        """Record that a poll ends, with or without records."""
+        """Record that a poll ends, with or without records, or with an error."""
         self._progress.poll_ends(boot_ms())
 
     def mark_consumed(self, where: TopicPartition, position: int, leader_epoch: int) -> None:

@@ -68,7 +68,7 @@ class Progress:
         self.has_stalled = False
 
     def poll_ends(self, now_ms: int) -> None:
-        """Record that a poll ends, with or without records."""
+        """Record that a poll ends, with or without records, or with an error."""
         self._in_poll = False
         self._polled_ms = now_ms
 

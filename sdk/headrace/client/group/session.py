@@ -154,12 +154,14 @@ class GroupSession:
         selector = CoordinatorSelector(self._config, self._config.group_id, self._bootstrap)
         while True:
             self._heartbeat_due.clear()
-            if self._has_stalled():
-                yield from self._become_stale(selector)
             with self.lock:
                 if self.membership.is_over:
                     return
+                stalled_id = self._become_stale() if self._has_stalled() else None
                 request = None if self.membership.phase is Phase.STALE else self.membership.request()
+            if stalled_id is not None:
+                yield from self._leave(selector, stalled_id, LEAVE_TIMEOUT_S)
+                continue
             if request is None:
                 yield WaitSignal(self._heartbeat_due, IDLE_S)
                 continue
@@ -307,7 +309,9 @@ class GroupSession:
                 yield Pause(self._backoff.delay_ms(max(1, selector.failures + 1)) / 1000)
 
     def _has_stalled(self) -> bool:
-        """Log a missed processing timeout once; return whether this member must leave because of it."""
+        """Log a missed processing timeout once; return whether this member must leave because of it. Called under the
+        lock, as is `_become_stale`: no poll begins between the two.
+        """
         now = boot_ms()
         if not self.progress.stalls(now):
             return False
@@ -316,18 +320,17 @@ class GroupSession:
         )
         return self._config.leave_on_processing_timeout
 
-    def _become_stale(self, selector: CoordinatorSelector) -> Operation[None]:
-        """Leave the group until the application polls again."""
-        with self.lock:
-            member_id = self.membership.member_id
-            self.membership.lose_all()
-            self.commits.drop_all()
-            self.membership.phase = Phase.STALE
-            self.settle()
-        yield from self._leave(selector, member_id, LEAVE_TIMEOUT_S)
+    def _become_stale(self) -> bytes:
+        """End the membership until the application polls again; return the member id, for the leave request."""
+        member_id = self.membership.member_id
+        self.membership.lose_all()
+        self.commits.drop_all()
+        self.membership.phase = Phase.STALE
+        self.settle()
+        return member_id
 
     def come_back(self) -> None:
-        """Join again after the application had stalled. Called under the lock."""
+        """Join again if the application had stalled. Called under the lock."""
         if self.membership.phase is Phase.STALE:
             self.membership.phase = Phase.JOINING
             self._heartbeat_due.set()

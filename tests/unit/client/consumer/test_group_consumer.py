@@ -377,6 +377,18 @@ def test_a_stalled_application_is_told_of_and_leaves_only_where_it_is_asked_to(c
         poll_until(consumer, consumer.assignment)
 
 
+@pytest.mark.parametrize("read", [lambda consumer: consumer.poll(WAIT), lambda consumer: next(iter(consumer))])
+def test_an_application_may_stall_after_a_poll_that_raised_an_error(clicks, groups, read):
+    with consumer_for(clicks, processing_timeout_ms=20) as consumer:
+        consumer.wakeup()
+        with pytest.raises(headrace.WakeupError):
+            read(consumer)
+        deadline = time.monotonic() + WAIT
+        while consumer.health().healthy:
+            assert time.monotonic() < deadline
+        assert "has not polled for" in consumer.health().problem
+
+
 def test_a_seek_is_committed_and_pause_and_wakeup_work_as_without_a_group(clicks, groups):
     fill(clicks, 20)
     with consumer_for(clicks) as consumer:
