@@ -164,7 +164,8 @@ class Consumer(RecordStream):
                 topic; `handler_timeout_ms`: a handler that exceeds it is abandoned and its record fails at once;
                 `buffer_records` and `window_records` limit records read ahead and finished out of order;
                 `drain_timeout_ms` limits the time for handlers to finish when partitions or the run end;
-                `handle_signals`: SIGINT and SIGTERM end the run, on the main thread.
+                `handle_signals`: SIGINT and SIGTERM end the run, on the main thread; then the handler that the
+                application has set for them is called.
 
         Returns:
             Counts of the run. The consumer's position is the first unfinished record of each partition.

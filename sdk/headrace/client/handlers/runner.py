@@ -2,24 +2,20 @@
 
 import contextlib
 import logging
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import HandlerTimeoutError, WakeupError
 from headrace.client.handlers.handler_pool import TURN_S, Handler, HandlerPool, RunOptions, RunSummary
+from headrace.client.handlers.stop_signals import stop_signals
 from headrace.client.handlers.work_queue import Task
 
 if TYPE_CHECKING:
     from headrace.client.consumer.consumer import Consumer
 
 log = logging.getLogger("headrace.consumer")
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Runner:
@@ -160,18 +156,9 @@ class Runner:
                 self._changed.wait(None if due_ms is None else max(1, due_ms - now) / 1000)
         return None
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if not self.pool.options.handle_signals or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        return stop_signals.call(self._on_signal) if self.pool.options.handle_signals else contextlib.nullcontext()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self) -> None:
         """Set a flag only, which the next turn checks: the main thread may hold any lock at this moment."""
         self.pool.stops = True

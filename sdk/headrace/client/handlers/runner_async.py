@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.errors import HandlerTimeoutError, WakeupError
 from headrace.client.base.records import Record
 from headrace.client.handlers.handler_pool import TURN_S, AsyncHandler, HandlerPool, RunOptions, RunSummary
-from headrace.client.handlers.runner import SIGNALS
+from headrace.client.handlers.stop_signals import stop_signals
 from headrace.client.handlers.work_queue import Task
 
 if TYPE_CHECKING:
@@ -137,16 +135,8 @@ class AsyncRunner:
         if inspect.isawaitable(result):
             await result
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if not self.pool.options.handle_signals or threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        if not self.pool.options.handle_signals:
+            return contextlib.nullcontext()
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
+        return stop_signals.call(lambda: loop.call_soon_threadsafe(self.stop))
