@@ -64,6 +64,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 `min_reconnect_backoff_ms` is also the timeout of one connection attempt. Servers allow a ping every 10 s.
 """
 
+OVERDUE_TICK_S = 0.1
+"""Interval at which calls that wait for a token_provider are checked for the end of their time."""
+
 PRODUCE = "/headrace.v1.BrokerService/Produce"
 FETCH = "/headrace.v1.BrokerService/Fetch"
 
@@ -296,10 +299,15 @@ class Connections:
     def _await_token(self, address: str, seconds: float) -> Token:
         assert self.sessions is not None
         opened: queue.SimpleQueue[tuple[Token, Exception | None]] = queue.SimpleQueue()
-        self.sessions.wait(address, seconds, lambda token, error: opened.put((token, error)))
+
+        def ready(token: Token, error: Exception | None) -> None:
+            opened.put((token, error))
+
+        self.sessions.wait(address, seconds, ready)
         try:
             token, error = opened.get(timeout=seconds)
         except queue.Empty:
+            self.sessions.leave(ready)
             raise self.sessions.not_open_in_time(address) from None
         if error is not None:
             raise error
@@ -328,7 +336,30 @@ class Connections:
 
     def _run_exchange(self, step: Any) -> Any:
         """Run one step of an exchange; its calls carry no token."""
-        return self._call(step, "") if isinstance(step, Call) else self.run_step(step)
+        return self._call(step, "") if isinstance(step, Call) else self._call_provider(step)
+
+    def _call_provider(self, step: InvokeCallback) -> Any:
+        """Call the token_provider on a thread of its own, because it may hang; meanwhile end waits whose time is up."""
+        assert self.sessions is not None
+        results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        threading.Thread(target=_invoke, args=(step, results), name="headrace-token", daemon=True).start()
+        while not self._closed:
+            try:
+                provided, error = results.get(timeout=OVERDUE_TICK_S)
+            except queue.Empty:
+                self.sessions.end_overdue_waits()
+                continue
+            if error is not None:
+                raise error
+            return provided
+        raise ClosedError(self._what)
+
+
+def _invoke(step: InvokeCallback, results: queue.SimpleQueue[tuple[Any, BaseException | None]]) -> None:
+    try:
+        results.put((step.callback(step.argument), None))
+    except BaseException as error:
+        results.put((None, error))
 
 
 def _future_ended(ended: Callable[[Any, Exception | None], None], future: "grpc.Future[Any]") -> None:

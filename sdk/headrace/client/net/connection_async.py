@@ -213,6 +213,8 @@ class AsyncConnections:
                 return await opened
         except TimeoutError:
             raise self.sessions.not_open_in_time(address) from None
+        finally:
+            self.sessions.leave(ready)  # After its time was up or a cancellation.
 
     def _spawn(self, exchange: Operation[None]) -> None:
         """Run an exchange of `Sessions`, for all calls that wait for it."""

@@ -123,6 +123,7 @@ class AwaitToken(NamedTuple):
 class _Waiter(NamedTuple):
     address: str
     timeout: float
+    ends_at: float
     ready: Ready
 
 
@@ -191,7 +192,7 @@ class Sessions:
         with self._lock:
             token = self._valid_token()
             if not self._is_closed and token is None:
-                self._waiting.append(_Waiter(address, timeout, ready))
+                self._waiting.append(_Waiter(address, timeout, time.monotonic() + timeout, ready))
                 is_first, self._is_opening = not self._is_opening, True
         if token is not None:
             ready(token, None)
@@ -222,6 +223,15 @@ class Sessions:
             action="Try again or elsewhere.",
         )
         return UnsentCallError(typed, "DEADLINE_EXCEEDED", typed.message)
+
+    def end_overdue_waits(self) -> None:
+        """End the waits of calls whose time is up before the session is open; nothing was sent."""
+        now = time.monotonic()
+        with self._lock:
+            overdue = [waiter for waiter in self._waiting if waiter.ends_at <= now]
+            self._waiting = [waiter for waiter in self._waiting if waiter.ends_at > now]
+        for waiter in overdue:
+            _release(waiter, NO_TOKEN, self.not_open_in_time(waiter.address))
 
     def close(self) -> None:
         """End all waits with ClosedError. Calling it again does nothing."""
@@ -344,6 +354,7 @@ class Sessions:
         request = auth_pb2.OpenSessionRequest(client_id=self._config.client_id)
         provider = self._config.token_provider
         if provider is not None:
+            failure_before, self._failure = self._failure, "token_provider has not returned"
             try:
                 provided = yield InvokeCallback(lambda _: provider(), None)
             except Exception as error:
@@ -352,6 +363,7 @@ class Sessions:
                     retriable=True,
                     action="The cause is chained; check that its source can be reached.",
                 ) from error
+            self._failure = failure_before
             request.jwt = provided_token(provided)
         elif self._config.token_file:
             request.jwt = read_token(self._config)

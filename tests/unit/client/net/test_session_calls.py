@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 import grpc
 import headrace
@@ -311,6 +312,31 @@ def test_a_producer_keeps_its_delivery_timeout_while_a_provider_hangs(cluster, i
     assert cluster.topics["t"].partitions[0].values() == [b"warm"]
 
 
+def test_a_consumer_reports_a_provider_that_hangs_within_its_request_timeout(cluster, identity):
+    """Fetches that wait for the session end in time, with an error that states the reason."""
+    provided, calls = threading.Event(), []
+
+    def token():
+        calls.append(1)
+        if len(calls) > 1:
+            provided.wait(WAIT)
+        return JWT
+
+    cluster.append("t", encode_batch([b"0"], base_timestamp_ms=1_000))
+    changed = {"token_provider": token, "auto_offset_reset": "earliest", "request_timeout_ms": 100}
+    with headrace.Consumer("t", **settings(cluster, "api_key", **changed)) as consumer:
+        assert values(consumer.poll(WAIT)) == [b"0"]
+        identity.revoke()
+        deadline = time.monotonic() + WAIT
+        while "token_provider has not returned" not in consumer.health().problem:
+            consumer.poll(0.02)
+            assert time.monotonic() < deadline
+        provided.set()
+        cluster.append("t", encode_batch([b"1"], base_timestamp_ms=1_000))
+        assert values(consumer.poll(WAIT)) == [b"1"]
+    assert len(calls) == 2
+
+
 def test_an_address_from_metadata_gets_no_token_in_plain_text(cluster, identity):
     """It is refused before anything is sent, whatever the bootstrap address was."""
     cluster.addresses[1] = "broker.example.org:7181"
@@ -327,10 +353,10 @@ METADATA = cluster_pb2.GetMetadataRequest(client_id="me")
 
 
 @contextlib.contextmanager
-def connected(cluster):
-    connections = Connections("Admin", build(AdminConfig, settings(cluster, "fetch_max_wait_ms")))
+def connected(cluster, timeout=WAIT, **changed):
+    connections = Connections("Admin", build(AdminConfig, settings(cluster, "fetch_max_wait_ms", **changed)))
     try:
-        yield connections, Call(cluster.address, "cluster", "GetMetadata", METADATA, WAIT)
+        yield connections, Call(cluster.address, "cluster", "GetMetadata", METADATA, timeout)
     finally:
         connections.close()
 
@@ -391,3 +417,46 @@ def test_a_begun_call_ends_once_with_the_error_of_the_exchange(cluster, identity
     assert answer is None
     assert isinstance(error, UnsentCallError)
     assert isinstance(error, grpc.RpcError)
+
+
+@pytest.mark.parametrize("start", ["StartCall", "BeginCall", "Call"])
+def test_a_call_ends_in_time_while_a_provider_hangs(cluster, identity, start):
+    """Nothing is left of it that would wait for the provider."""
+    provided = threading.Event()
+    ended = CallFuture()
+
+    def token():
+        provided.wait(WAIT)
+        return JWT
+
+    with connected(cluster, timeout=0.05, api_key="", token_provider=token) as (connections, call):
+        match start:
+            case "StartCall":
+                ended = connections.run_step(StartCall(call))
+            case "BeginCall":
+                connections.run_step(BeginCall(call, ended.ended))
+            case "Call":
+                with pytest.raises(UnsentCallError) as raised:
+                    connections.run_step(call)
+                ended.ended(None, raised.value)
+        with pytest.raises(UnsentCallError, match=r"in time .*token_provider has not returned"):
+            ended.result(WAIT)
+        assert connections.sessions._waiting == []
+        provided.set()
+        assert connections.run_step(call._replace(timeout=WAIT)).cluster_id == "fake"
+    assert len(identity.calls) == 1
+
+
+async def test_an_asyncio_call_that_waited_too_long_leaves_no_wait(cluster, identity):
+    provided = asyncio.Event()
+
+    async def token():
+        await provided.wait()
+        return JWT
+
+    async with headrace.aio.Admin(**settings(cluster, "api_key", "fetch_max_wait_ms", token_provider=token)) as admin:
+        with pytest.raises(headrace.NoBrokersAvailableError, match="token_provider has not returned"):
+            await admin.list_topics(timeout=0.05)
+        assert admin._connections.sessions._waiting == []
+        provided.set()
+        assert await admin.list_topics() == ["t"]
