@@ -105,16 +105,17 @@ class ConsumerCore:
         if max_records is not None and max_records < 1:
             raise ConfigError(f"max_records={max_records} is not at least 1")
         self.settle()
-        with self._polling():
+        with self._polling() as decoded_batches:
             telemetry, start_ns = self.tracing.telemetry if is_traced else None, time_ns()
-            decoded_batches = yield from self._receive_batches(timeout, max_records)
+            yield from self._receive_batches(decoded_batches, timeout, max_records)
             if telemetry is not None and decoded_batches:
                 self.tracing.received(telemetry, decoded_batches, start_ns)
         return RecordBatch(decoded_batches)
 
-    def _receive_batches(self, timeout: float | None, max_records: int | None) -> Operation[list[DecodedBatch]]:
+    def _receive_batches(
+        self, decoded_batches: list[DecodedBatch], timeout: float | None, max_records: int | None
+    ) -> Operation[None]:
         """Wait for records; receive at most `max_records`, and at most `max_poll_bytes`."""
-        decoded_batches: list[DecodedBatch] = []
         size = 0
         left = max_records
         while left is None or left > 0:
@@ -129,27 +130,47 @@ class ConsumerCore:
                 rest = self._open_fetch.rest
                 self._open_fetch.rest = decoded if rest is None else replace(decoded, end=rest.end)
                 break
-            if not self._receive(decoded, decoded.end_offset):
-                continue
-            if self.group is not None:
+            decoded_batches.append(decoded)  # Before the position moves, for `_give_back`.
+            is_received = self._receive(decoded, decoded.end_offset)
+            if is_received and self.group is not None:
                 self.group.mark_consumed(decoded.source, decoded.end_offset, decoded.leader_epoch)
-            if decoded.is_empty:
-                continue
-            decoded_batches.append(decoded)
-            if left is not None:
+            if not is_received or decoded.is_empty:
+                decoded_batches.pop()
+            elif left is not None:
                 left -= decoded.end - decoded.start
-        return decoded_batches
 
     @contextmanager
-    def _polling(self) -> Iterator[None]:
-        """Record that the application waits for records, until the wait ends, also with an error or a cancellation."""
+    def _polling(self) -> Iterator[list[DecodedBatch]]:
+        """Record that the application waits for records, until the wait ends, also with an error or a cancellation.
+
+        The list that it yields has the decoded batches that the application receives, unless the handler of a signal
+        raises an error, such as KeyboardInterrupt.
+        """
         if self.group is not None:
             self.group.on_poll_begin()
+        decoded_batches: list[DecodedBatch] = []
         try:
-            yield
+            yield decoded_batches
+        except (KeyboardInterrupt, SystemExit):
+            self._give_back(decoded_batches)
+            raise
         finally:
             if self.group is not None:
                 self.group.on_poll_end()
+
+    def _give_back(self, decoded_batches: Sequence[DecodedBatch]) -> None:
+        """Fetch decoded batches that are not returned again, and the rest of the open fetch."""
+        offsets = {decoded.source: decoded.base_offset for decoded in reversed(decoded_batches)}
+        completed = self._open_fetch.completed
+        self._open_fetch.forget()
+        with self.fetcher.changing() as positions:
+            for where, offset in offsets.items():
+                if where in positions:
+                    positions.seek(where, offset, positions.topic_id(where))
+            if completed is not None and completed.where in positions:
+                positions.rewind(completed.where)
+        if self.group is not None:
+            self.group.unmark_consumed(offsets)
 
     # --- positions ---
 
@@ -364,7 +385,7 @@ class ConsumerCore:
                 if self.group is not None:
                     self.group.mark_consumed(completed.where, error.next_offset, NO_EPOCH)
             return None
-        except BaseException:  # Also Ctrl-C: the fetch is not open any more.
+        except Exception:  # The fetch is not open any more.
             with self.fetcher.changing() as positions:
                 if positions.generation(completed.where) == completed.generation:
                     positions.rewind(completed.where)

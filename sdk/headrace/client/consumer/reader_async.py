@@ -111,22 +111,27 @@ class AsyncReader:
             yield RecordBatch(decoded_batches)
 
     async def read(self, timeout: float | None = None) -> RecordBatch:
-        """Return all remaining records as one batch; all of them are in memory at once. People see a progress bar."""
+        """Return all remaining records as one batch; all of them are in memory at once. People see a progress bar.
+
+        After an error, the next call returns the same records.
+        """
         found: list[DecodedBatch] = []
-        with self._core.progress_bar() as bar:
+        with self._core.all_or_none(), self._core.progress_bar() as bar:
             async for decoded_batches in self._fetched_batches(timeout):
                 found += decoded_batches
                 bar.reach(self._core.passed_offsets(decoded_batches))
         return RecordBatch(found)
 
     async def to_arrow(self, timeout: float | None = None) -> Any:
-        """Return all remaining records as a `pyarrow.Table`; see `RecordBatch.to_arrow`."""
-        return self._core.table_of(await self.read(timeout))
+        """Return all remaining records as a `pyarrow.Table`; see `read` and `RecordBatch.to_arrow`."""
+        with self._core.all_or_none():
+            return self._core.table_of(await self.read(timeout))
 
     async def to_pandas(self, timeout: float | None = None) -> Any:
-        """Return all remaining records as a `pandas.DataFrame`."""
-        found = await self.read(timeout)
-        return self._core.table_of(found).to_pandas() if self._core.is_typed else found.to_pandas()
+        """Return all remaining records as a `pandas.DataFrame`; see `read`."""
+        with self._core.all_or_none():
+            found = await self.read(timeout)
+            return self._core.table_of(found).to_pandas() if self._core.is_typed else found.to_pandas()
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""

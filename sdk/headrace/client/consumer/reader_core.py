@@ -1,6 +1,7 @@
 """Core of the blocking and the asyncio `Reader`: start and end, and decoding of fetches. Never waits itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ from headrace.client.fetch.fetch_manager import FetchManager
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.client.fetch.selections import NamedSelection, named_selection
 from headrace.display.progress import ProgressBar, progress_bar
-from headrace.wire.errors import CorruptBatchError, HeadraceError, TimedOutError, UnknownPartitionError
+from headrace.wire.errors import CorruptBatchError, TimedOutError, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import parse_columns
 
@@ -90,6 +91,8 @@ class ReaderCore:
                     completed, self._deserializers, self._config.max_payload_bytes, self._selection
                 )
             decoded_batches: list[DecodedBatch] = []
+            with self.fetcher.changing() as positions:
+                before = positions.position(completed.where)
             try:
                 self._take_decoded_batches(completed, decoded_batches)
             except CorruptBatchError as error:
@@ -99,15 +102,37 @@ class ReaderCore:
                     passed = yield from pass_corrupt_batch(self.fetcher, self._config, completed, error)
                     if not passed:
                         raise
-            except HeadraceError:
+            except Exception:
                 self._completed = None
                 with self.fetcher.changing() as positions:
                     if positions.generation(completed.where) == completed.generation:
                         positions.rewind(completed.where)
                 if not decoded_batches:
                     raise
+            except BaseException:  # Ctrl-C, between any two steps.
+                self._go_back({completed.where: before})
+                raise
             if decoded_batches:
                 return decoded_batches
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Return to the positions of before if the block ends with an error: its records were not returned."""
+        with self.fetcher.changing() as positions:
+            before = {where: positions.position(where) for where in positions.assigned()}
+        try:
+            yield
+        except BaseException:
+            self._go_back(before)
+            raise
+
+    def _go_back(self, offsets: Mapping[TopicPartition, int]) -> None:
+        if not self.fetcher.is_usable:
+            return
+        self._completed, self._rest = None, ()
+        with self.fetcher.changing() as positions:
+            for where, offset in offsets.items():
+                positions.seek(where, offset, self.topic_id)
 
     def progress_bar(self) -> ProgressBar:
         """Return the progress of reading the range."""

@@ -56,7 +56,7 @@ class OpenFetch:
             return None
         try:
             return self._next()
-        except BaseException:
+        except Exception:
             self.forget()
             raise
 

@@ -73,6 +73,11 @@ class ConsumerMember:
         """Record that the application receives the records below `position`."""
         self._progress.consumed[where] = OffsetAndMetadata(position, leader_epoch)
 
+    def unmark_consumed(self, partitions: Iterable[TopicPartition]) -> None:
+        """Record that the application has not received the records of this poll."""
+        for where in partitions:
+            self._progress.consumed.pop(where, None)
+
     def checkpoint(self, cursor: Cursor) -> None:
         """Record the progress of an iteration that ends or pauses."""
         with self.session.lock:

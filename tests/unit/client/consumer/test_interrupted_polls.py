@@ -1,7 +1,8 @@
-"""A poll that has received records when an error, a cancellation or Ctrl-C comes: none is lost."""
+"""A poll, or a reader, that has received records when an error, a cancellation or Ctrl-C comes: none is lost."""
 
 import asyncio
 from contextlib import suppress
+from itertools import islice
 
 import headrace
 import headrace.aio
@@ -31,6 +32,10 @@ GOOD = [*range(10), *range(12, 22)]
 
 def settings_for(fake):
     return {"bootstrap_servers": fake.address, "auto_offset_reset": "earliest", "fetch_max_wait_ms": 50}
+
+
+def reader_of(fake, **settings):
+    return headrace.Reader("clicks", bootstrap_servers=fake.address, fetch_max_wait_ms=50, **settings)
 
 
 async def poll_or_cancel(consumer, is_due, max_records):
@@ -91,23 +96,91 @@ def test_an_error_between_two_fetches_of_a_poll_is_raised_by_the_next(clicks, mo
     assert sorted(found) == [(partition, offset) for partition in (0, 1) for offset in range(10)]
 
 
-@pytest.mark.parametrize(("kind", "failing"), [(MemoryError, (1, 3)), (KeyboardInterrupt, (1,))])
-def test_records_are_fetched_again_after_what_ends_their_decoding(clicks, monkeypatch, kind, failing):
-    """Ctrl-C in a notebook, or a lack of memory: the next call continues with the record that was not received."""
+FAILURES = [(MemoryError, (1, 3)), (MemoryError, (2,)), (KeyboardInterrupt, (1,)), (KeyboardInterrupt, (2, 4))]
+
+
+@pytest.fixture
+def interrupt(clicks, monkeypatch):
+    """Two batches of ten records; what raises `kind` in calls of a function, by their numbers, from 1."""
     clicks.append("clicks", good(0))
     clicks.append("clicks", good(10))
-    decode, calls = decoding.decode_batch, []
 
-    def interrupted(*args, **kwargs):
-        calls.append(None)
-        if len(calls) in failing:
-            raise kind
-        return decode(*args, **kwargs)
+    def replace(owner, name, kind, numbers, *, is_after=False):
+        call, calls = getattr(owner, name), []
 
-    monkeypatch.setattr(decoding, "decode_batch", interrupted)
+        def interrupted(*args, **kwargs):
+            calls.append(None)
+            result = call(*args, **kwargs) if is_after else None
+            if len(calls) in numbers:
+                raise kind
+            return result if is_after else call(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+    return replace
+
+
+def all_records(kind, read):
+    """The offsets that calls of `read` return until there are 20, some of which raise `kind`."""
+    found = []
+    while len(found) < 20:
+        with suppress(kind):
+            more = [record.offset for record in read()]
+            assert more, f"after {found} there is nothing"
+            found += more
+    return found
+
+
+@pytest.mark.parametrize(("kind", "failing"), FAILURES)
+def test_records_are_fetched_again_after_what_ends_their_decoding(clicks, interrupt, kind, failing):
+    """Ctrl-C in a notebook, or a lack of memory: the next call continues with the record that was not received."""
+    interrupt(decoding, "decode_batch", kind, failing)
     with headrace.Consumer("clicks", **settings_for(clicks)) as consumer:
-        found = []
-        while len(found) < 20:
-            with suppress(kind):
-                found += [record.offset for record in consumer.poll(WAIT)]
-    assert found == list(range(20))
+        assert all_records(kind, lambda: consumer.poll(WAIT)) == list(range(20))
+
+
+@pytest.mark.parametrize("read", [lambda consumer: consumer.poll(WAIT), lambda consumer: islice(consumer, 1)])
+@pytest.mark.parametrize("name", ["_receive", "_cut"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_ctrl_c_after_a_batch_was_taken_loses_no_records(clicks, interrupt, read, name, number):
+    """Wherever it comes, also as the position has moved."""
+    with headrace.Consumer("clicks", **settings_for(clicks)) as consumer:
+        interrupt(consumer._core, name, KeyboardInterrupt, (number,), is_after=True)
+        assert all_records(KeyboardInterrupt, lambda: read(consumer)) == list(range(20))
+
+
+def test_records_of_a_poll_that_ctrl_c_ends_are_not_committed(clicks, groups, interrupt):
+    interrupt(decoding, "decode_batch", KeyboardInterrupt, (2,))
+    with headrace.Consumer("clicks", group_id="g", enable_auto_commit=False, **settings_for(clicks)) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(WAIT)
+        consumer.commit()
+        assert groups.offset("clicks", 0) == 0
+        assert [record.offset for record in consumer.poll(WAIT)] == list(range(20))
+
+
+@pytest.mark.parametrize(("kind", "failing"), FAILURES)
+def test_a_reader_continues_after_what_ends_its_decoding(clicks, interrupt, kind, failing):
+    interrupt(decoding, "decode_batch", kind, failing)
+    with reader_of(clicks) as reader:
+        assert all_records(kind, lambda: next(reader.batches(WAIT), ())) == list(range(20))
+
+
+@pytest.mark.parametrize("name", ["read", "to_arrow", "to_pandas"])
+@pytest.mark.parametrize(("kind", "failing"), [(MemoryError, (2, 3)), (KeyboardInterrupt, (2,))])
+def test_a_reader_returns_all_records_after_a_call_that_failed(clicks, interrupt, name, kind, failing):
+    """The records that it had received are not lost with the call: it was to return all of them at once."""
+    interrupt(decoding, "decode_batch", kind, failing)
+    clicks.append("clicks", good(0), 1)
+    with reader_of(clicks, max_poll_bytes=1) as reader:
+        with pytest.raises(kind):
+            getattr(reader, name)()
+        assert len(getattr(reader, name)()) == 30
+
+
+def test_a_reader_returns_all_records_after_their_table_could_not_be_made(clicks, interrupt):
+    with reader_of(clicks) as reader:
+        interrupt(reader._core, "table_of", MemoryError, (1,))
+        with pytest.raises(MemoryError):
+            reader.to_arrow()
+        assert reader.to_arrow().num_rows == 20
