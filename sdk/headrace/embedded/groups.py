@@ -28,7 +28,7 @@ from headrace.groups.messages import (
     write_partitions,
     write_requested_offsets,
 )
-from headrace.groups.state import Group, Member
+from headrace.groups.state import Group, Member, with_next_epoch
 from headrace.groups.transition import transition
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
@@ -315,13 +315,14 @@ class DirectoryGroups:
                             asked.offset, asked.leader_epoch, asked.metadata, _now_ms()
                         )
             if stored:
-                file = replace(entry.file, offsets=offsets)
+                file, group = replace(entry.file, offsets=offsets), entry.group
                 if member is None:
-                    file = replace(file, empty_ms=_now_ms())
+                    group = replace(group, empty_since_ms=_now_ms())
+                    if request.group_id in self._groups and expected_epoch(request) is None:
+                        group = with_next_epoch(group)
+                    file = replace(file, empty_ms=group.empty_since_ms, epoch=max(file.epoch, group.group_epoch))
                 self._files.write(request.group_id, file)
-                entry.file = file
-                if member is None:
-                    entry.group = replace(entry.group, empty_since_ms=file.empty_ms)
+                entry.file, entry.group = file, group
                 entry.commits |= dict.fromkeys(stored, (request.member_id, request.commit_number))
                 self._groups[request.group_id] = entry
                 self._revision += 1

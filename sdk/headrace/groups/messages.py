@@ -277,7 +277,7 @@ def check_empty(group_id: str, group: Group, expected_group_epoch: int | None) -
         raise GroupNotEmptyError(f"group {group_id} has {len(group.members)} members")
     if expected_group_epoch not in (None, group.group_epoch):
         raise ConflictError(
-            f"the members of group {group_id} changed: it is at epoch {group.group_epoch}, "
+            f"the members or the offsets of group {group_id} changed: it is at epoch {group.group_epoch}, "
             f"not at {expected_group_epoch} as when it was looked at",
             retriable=False,
             action="Look at the group again, then decide.",

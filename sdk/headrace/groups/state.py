@@ -117,6 +117,12 @@ class Group:
         )
 
 
+def with_next_epoch(group: Group) -> Group:
+    """Return a group without members in a new epoch: a commit that expects the former one is refused."""
+    epoch = group.group_epoch + 1
+    return replace(group, group_epoch=epoch, assignment_epoch=epoch)
+
+
 def begin_epochs(group: Group, generation: int, create_revision: int) -> Group:
     """Return the group with initial epochs if it has none, above those of every earlier group of its name (I28).
 

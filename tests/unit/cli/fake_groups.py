@@ -121,7 +121,7 @@ class FakeGroupMethods:
             elif self.held.groups[name].members:
                 error = GroupNotEmptyError(f"group {name} has members")
             elif (expected_group_epochs or {}).get(name) not in (None, self.held.groups[name].group_epoch):
-                error = ConflictError(f"the members of group {name} changed", retriable=False)
+                error = ConflictError(f"the members or the offsets of group {name} changed", retriable=False)
             else:
                 del self.held.groups[name]
             results.append(GroupResult(name, error))
@@ -137,7 +137,7 @@ class FakeGroupMethods:
         if held.members:
             raise GroupNotEmptyError(f"group {group} has members")
         if expected_group_epoch not in (None, held.group_epoch):
-            raise ConflictError(f"the members of group {group} changed", retriable=False)
+            raise ConflictError(f"the members or the offsets of group {group} changed", retriable=False)
         results = []
         for where, offset in offsets.items():
             refused = self.held.refused.get(where)

@@ -543,6 +543,23 @@ async def test_groups_are_listed_and_described(a):
     assert isinstance(await error_of(a.call("DescribeGroup", unknown)), UnknownGroupError)
 
 
+async def test_a_late_reset_does_not_undo_the_commit_of_a_reader_without_membership(pair):
+    """A mirror's worker, and `headrace group reset`, repeat their write for seconds."""
+    parts, a, b = pair
+    await reset(a, parts, 3, 0)
+    seen = (await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))).group_epoch
+
+    async def commit(compares, operations):
+        a.metastore.before_txn = None
+        await b.commit(None, {0: 9})
+
+    a.metastore.before_txn = commit
+    assert isinstance(await error_of(reset(a, parts, 5, seen)), ConflictError)
+    assert await b.committed() == {0: 9}
+    await reset(b, parts, 5, b.group.group_epoch)
+    assert await b.committed() == {0: 5}
+
+
 async def test_a_reader_without_membership_commits_and_is_seen_as_an_empty_group(pair):
     """Listed with its partitions, described; refused as soon as the group has members, unseen ones too."""
     _, a, b = pair

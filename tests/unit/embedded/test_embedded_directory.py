@@ -173,6 +173,20 @@ def test_a_broker_s_directory_is_refused(tmp_path, runs):
             opened.close(clean=True)
 
 
+def test_a_late_reset_does_not_undo_a_commit_without_membership(tmp_path):
+    """Also after the directory was opened again: no epoch returns."""
+    path, where = str(tmp_path / "events"), headrace.TopicPartition("clicks", 0)
+    with headrace.open(path) as log:
+        log.admin.create_topic("clicks")
+        log.admin.reset_group_offsets("g", {where: 0})
+        seen = log.admin.describe_group("g").group_epoch
+        log.admin.reset_group_offsets("g", {where: 1})
+    with headrace.open(path) as log:
+        with pytest.raises(headrace.ConflictError):
+            log.admin.reset_group_offsets("g", {where: 2}, expected_group_epoch=seen)
+        assert log.admin.group_offsets("g")[where].offset == 1
+
+
 @pytest.mark.parametrize("file", ["topics", "identity", "groups/g"])
 def test_a_directory_of_a_newer_release_is_left_as_it_is(tmp_path, file):
     path = str(tmp_path / "events")

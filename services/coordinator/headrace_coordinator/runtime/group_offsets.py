@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import structlog
 from headrace.groups.assignors import TopicPartition
 from headrace.groups.messages import check_empty
+from headrace.groups.state import with_next_epoch
 from headrace.wire.errors import (
     ConflictError,
     FencedMemberEpochError,
@@ -132,7 +133,7 @@ class GroupOffsets:
         """Store offsets; single partitions may be rejected. An empty `member_id` means an administrator.
 
         The commits of a member are its own user's alone. An administrator may pass `expected_group_epoch`, which every
-        change of membership since then has raised.
+        change of membership since then has raised, and every commit without a member and without an expected epoch.
 
         Raises:
             UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError: If the commit is rejected.
@@ -235,8 +236,10 @@ class GroupOffsets:
                 operations.append(_write(key, commit, attempt, now_ms))
         if not attempt.member_id and (entry.mod_revision or any(commit.offset >= 0 for commit in allowed)):
             user = entry.group.user if entry.mod_revision else attempt.user
-            value = encode_group(replace(entry.group, empty_since_ms=now_ms, user=user))
-            operations.append(Put(keyspace.group(attempt.group_id), value))
+            group = replace(entry.group, empty_since_ms=now_ms, user=user)
+            if entry.mod_revision and attempt.expected_group_epoch is None:
+                group = with_next_epoch(group)
+            operations.append(Put(keyspace.group(attempt.group_id), encode_group(group)))
         return compares, operations
 
     async def wait_for(self, revision: int, deadline: float) -> None:

@@ -39,7 +39,7 @@ class FakeAdmin:
 
     async def reset_group_offsets(self, group, offsets, *, expected_group_epoch=None):
         if expected_group_epoch not in (None, self.epoch):
-            raise ConflictError(f"the members of group {group} changed")
+            raise ConflictError(f"the members or the offsets of group {group} changed")
         self.offsets |= offsets
         return [
             SimpleNamespace(topic=tp.topic, partition=tp.partition, offset=offset, error=None)
