@@ -99,7 +99,7 @@ def read_typed(
 
     Raises:
         InvalidConfigError: If the topic has no such column.
-        ConfigError: If a column has another type than the schema.
+        ConfigError: If a column has another type than the schema, to which a value cannot be cast without a loss.
     """
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -138,10 +138,12 @@ def read_typed(
 def _cast(batch: Any, wanted: Any) -> Any:
     import pyarrow as pa
 
+    from headrace.wire.typed.arrow_columns import cast_exactly
+
     arrays = []
     for array, field in zip(batch.columns, wanted, strict=True):
         try:
-            arrays.append(array if array.type == field.type else array.cast(field.type))
+            arrays.append(array if array.type == field.type else cast_exactly(array, field.type))
         except pa.ArrowException as error:
             raise ConfigError(
                 f"schema: column {field.name} is {array.type}, not {field.type}: {error}",

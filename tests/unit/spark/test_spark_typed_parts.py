@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from headrace.client.base.errors import SerializationError
+from headrace.client.base.errors import ConfigError, SerializationError
+from headrace.spark import typed
 from headrace.spark.filters import Pushed
 from headrace.spark.options import write_options
 from headrace.spark.ranges import OffsetRange
@@ -103,6 +104,16 @@ def rows(**columns: Any) -> Any:
 
 def digests(batch: Any) -> list[bytes]:
     return [digest for digest, _, _ in row_parts(converted(batch, "t", COLUMNS))]
+
+
+def test_a_column_of_a_schema_with_fewer_digits_is_refused() -> None:
+    """With its name; Spark itself would show a rounded number."""
+    wanted = pa.schema([pa.field("score", pa.float32())])
+    exact = [0.5, None, float("inf")]
+    found = typed._cast(rows(score=pa.array(exact)), wanted)
+    assert (found.schema, found.column("score").to_pylist()) == (wanted, exact)
+    with pytest.raises(ConfigError, match=r"column score is double, not float: 0\.1 would become 0.1000000"):
+        typed._cast(rows(score=pa.array([*exact, 0.1])), wanted)
 
 
 def test_rows_have_the_topics_columns() -> None:

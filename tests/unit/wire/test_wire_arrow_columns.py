@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -89,6 +90,38 @@ def test_tables() -> None:
     ):
         with pytest.raises(InvalidRequestError, match=message):
             arrays_of_table(wrong, COLUMNS)
+
+
+FLOATS = [0.5, -0.0, None, float("nan"), float("inf"), -float("inf"), 2.0**-149]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "wrong"),
+    [
+        ("float", FLOATS, 0.1),
+        ("float", FLOATS, 1e300),
+        ("list<float>", [FLOATS, None, []], [0.5, 0.1]),
+        ("struct<x: int64, y: float>", [{"x": 1, "y": 0.5}, None], {"x": 1, "y": 0.1}),
+        ("map<string, float>", [[("k", 0.5)], None], [("k", 0.5), ("l", 0.1)]),
+        ("decimal(4, 1)", [0.1, 0.5, None], 0.25),
+    ],
+)
+def test_no_digits_of_a_wider_number_are_cut_off(kind: str, fits: list[Any], wrong: Any) -> None:
+    """At any depth; pyarrow alone rounds."""
+    columns = parse_columns(f"1 v {kind}")
+    wide = arrow_type(parse_columns(f"1 v {re.sub('float|decimal.*', 'double', kind)}").current[0].type)
+    (found,) = arrays_of_table(pa.table({"v": pa.array([*fits, *fits], wide)}), columns)
+    assert repr(found.cast(wide).to_pylist()) == repr(pa.array([*fits, *fits], wide).to_pylist())
+    with pytest.raises(InvalidRequestError, match=rf"column v: .* does not fit .* in row {len(fits)}: .* would become"):
+        arrays_of_table(pa.table({"v": pa.array([*fits, wrong], wide)}), columns)
+
+
+def test_digits_of_a_decimal_are_not_cut_off_by_a_double() -> None:
+    columns = parse_columns("1 v double")
+    (found,) = arrays_of_table(pa.table({"v": pa.array([Decimal("0.10"), None])}), columns)
+    assert found.to_pylist() == [0.1, None]
+    with pytest.raises(InvalidRequestError, match="column v"):
+        arrays_of_table(pa.table({"v": pa.array([Decimal("12345678901234567890.12")])}), columns)
 
 
 def test_a_dictionary_of_any_values_is_a_column() -> None:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from headrace.client.base.arrow_tables import SCHEMA
 from headrace.client.loading.formats import LoadFormat
 from headrace.client.loading.tables.errors import LoadError
+from headrace.wire.typed.arrow_columns import cast_exactly
 
 HOUR = "event_hour"
 HOUR_MS = 3_600_000
@@ -95,7 +96,7 @@ def conformed(batch: Any, columns: Any) -> Any:
         array = batch.column(field.name)
         if array.type != field.type:
             try:
-                array = array.cast(field.type)
+                array = cast_exactly(array, field.type)
             except pa.ArrowInvalid as error:
                 raise LoadError(f"column {field.name}: {error}; load it into a table of another format") from None
         arrays.append(array)

@@ -174,7 +174,7 @@ def _of_table(table: Any, column: TopicColumn) -> Any:
         array = array.dictionary.take(array.indices)  # A cast takes no dictionary of lists, maps and structs.
     if array.type != arrow:
         try:
-            array = array.cast(arrow)
+            array = cast_exactly(array, arrow)
         except pa.ArrowException as error:
             raise InvalidRequestError(
                 f"column {column.name}: {array.type} does not fit {column.type}{_misfit(array, arrow)}",
@@ -201,10 +201,49 @@ def _misfit(array: Any, arrow: Any) -> str:
 
 def _cast_error(array: Any, arrow: Any) -> Exception | None:
     try:
-        array.cast(arrow)
+        cast_exactly(array, arrow)
     except pa.ArrowException as error:
         return error  # type: ignore[no-any-return]
     return None
+
+
+def cast_exactly(array: Any, arrow: Any) -> Any:
+    """Return an array with another type.
+
+    Raises:
+        ArrowException: If a value does not fit. Arrow itself drops digits of floats and decimals, at any depth.
+    """
+    found = array.cast(arrow)
+    _check_numbers(array, found)
+    return found
+
+
+def _check_numbers(before: Any, after: Any) -> None:
+    """Compare numbers with what is left of them; NaN and infinities have no digits to lose."""
+    if pa.types.is_nested(before.type):
+        for part_before, part_after in zip(_parts(before), _parts(after), strict=True):
+            _check_numbers(part_before, part_after)
+    elif _has_digits(before.type) and _has_digits(after.type) and before.type != after.type:
+        changes = pc.not_equal(after.cast(before.type, safe=False), before)
+        if pa.types.is_floating(before.type):
+            changes = pc.and_(changes, pc.invert(pc.is_nan(before)))
+        row = pc.index(changes, True).as_py()
+        if row >= 0:
+            raise pa.ArrowInvalid(f"{before[row]} would become {after[row]}")
+
+
+def _parts(array: Any) -> list[Any]:
+    """Return the arrays of which a nested one is made."""
+    if pa.types.is_struct(array.type):
+        return array.flatten()  # type: ignore[no-any-return]
+    if pa.types.is_map(array.type):
+        first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return [part.slice(first, end - first) for part in (array.keys, array.items)]
+    return [array.flatten()]
+
+
+def _has_digits(arrow: Any) -> bool:
+    return bool(pa.types.is_floating(arrow) or pa.types.is_decimal(arrow))
 
 
 def filled(column: TopicColumn, count: int) -> Any:

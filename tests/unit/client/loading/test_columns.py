@@ -48,6 +48,8 @@ def test_an_error_names_the_column():
     rows = pa.record_batch({"at": pa.array([1], pa.timestamp("ns"))})
     with pytest.raises(LoadError, match=r"column at: .*another format"):
         conformed(rows, pa.schema([("at", pa.timestamp("us"))]))
+    with pytest.raises(LoadError, match=r"column x: 0\.1 would become .*another format"):
+        conformed(pa.record_batch({"x": pa.array([0.5, 0.1])}), pa.schema([("x", pa.float32())]))
 
 
 def rows_of(**columns):
