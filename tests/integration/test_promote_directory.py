@@ -69,6 +69,30 @@ def test_a_directory_becomes_a_cluster_s_topics(headrace_cluster, topic_name, tm
     assert (again.was_promoted, again.size_bytes) == (True, 0)
 
 
+def test_offsets_of_a_group_that_was_refused_are_stored_by_the_next_call(headrace_cluster, topic_name, tmp_path):
+    """A partition for which the group has an offset in the cluster by then keeps it: the group has read there."""
+    servers = headrace_cluster.bootstrap_servers
+    group, other = f"{topic_name}-group", f"{topic_name}-other"
+    first, second = (TopicPartition(topic_name, number) for number in range(2))
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic(topic_name, partitions=2)
+        fill(log, topic_name, range(100))
+        log.admin.reset_group_offsets(group, {first: 17, second: 18})
+    with headrace.Admin(bootstrap_servers=servers) as admin:
+        admin.create_topic(other, partitions=1)
+        with headrace.Consumer(other, group_id=group, bootstrap_servers=servers) as member:
+            while not member.assignment():
+                member.poll(timeout=1)
+            for _ in range(2):
+                (refused,) = headrace.promote(tmp_path / "events", bootstrap_servers=servers)
+                assert (refused.groups, list(refused.refused_groups)) == ([], [group])
+        admin.reset_group_offsets(group, {first: 3})
+        (again,) = headrace.promote(tmp_path / "events", bootstrap_servers=servers)
+        assert (again.was_promoted, again.groups, again.refused_groups) == (True, [group], {})
+        offsets = admin.group_offsets(group)
+        assert (offsets[first].offset, offsets[second].offset) == (3, 18)
+
+
 def test_an_empty_topic_is_promoted_again_while_nothing_is_written_to_it(headrace_cluster, topic_name, tmp_path):
     """The same call twice; afterwards it cannot be told from another topic of the name."""
     servers = headrace_cluster.bootstrap_servers

@@ -89,4 +89,7 @@ def promote(
     refused = {group: error for each in promoted for group, error in each.refused_groups.items()}
     if refused:
         told = "; ".join(f"{group}: {error}" for group, error in sorted(refused.items()))
-        raise CommandFailed(ExitCode.FAILED, f"offsets not stored for {counted(len(refused), 'group')}: {told}")
+        raise CommandFailed(
+            ExitCode.FAILED,
+            f"offsets not stored for {counted(len(refused), 'group')}, promote again to store them: {told}",
+        )

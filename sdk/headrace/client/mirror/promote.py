@@ -38,7 +38,7 @@ class PromotedTopic:
     size_bytes: int = 0
     """Bytes that this call has copied."""
     groups: list[str] = field(default_factory=list)
-    """Groups whose offsets the cluster has now, too."""
+    """Groups whose offsets this call has stored in the cluster."""
     refused_groups: dict[str, HeadraceError] = field(default_factory=dict)
     """Groups whose offsets were not stored, and why: the cluster's group of that name has members."""
     was_promoted: bool = False
@@ -57,8 +57,9 @@ def promote(
 ) -> list[PromotedTopic]:
     """Copy topics of a directory to a cluster, with their offsets, checksums, settings and groups' offsets.
 
-    Until all records are there, the cluster's topics are read only; the same call continues one that was interrupted.
-    The directory stays as it is, and no process may write to it meanwhile. Leader epochs are the cluster's own.
+    Until all records are there, the cluster's topics are read only; the same call continues one that was interrupted,
+    and stores offsets of groups that were refused. The directory stays as it is, and no process may write to it
+    meanwhile. Leader epochs are the cluster's own.
 
     Args:
         directory: path of the directory; see `open`.
@@ -196,17 +197,29 @@ class _Promotion:
                     for tp, committed in offsets.items()
                     if tp.topic == source
                 }
-                if not here or each.was_promoted:
-                    continue
-                try:
-                    results = await new.admin.reset_group_offsets(listed.group_id, here)
-                    problem = next((result.error for result in results if result.error is not None), None)
-                except HeadraceError as error:
-                    problem = error
-                if problem is None:
-                    each.groups.append(listed.group_id)
-                else:
-                    each.refused_groups[listed.group_id] = problem
+                if here:
+                    await _store_offsets(new, each, listed.group_id, here)
+
+
+async def _store_offsets(new: Side, promoted: PromotedTopic, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Store a group's offsets in a topic.
+
+    If an earlier call has promoted the topic, those that the cluster has stay: the group may have read there since.
+    """
+    try:
+        if promoted.was_promoted:
+            stored = await new.admin.group_offsets(group)
+            offsets = {tp: offset for tp, offset in offsets.items() if tp not in stored}
+            if not offsets:
+                return
+        results = await new.admin.reset_group_offsets(group, offsets)
+        problem = next((result.error for result in results if result.error is not None), None)
+    except HeadraceError as error:
+        problem = error
+    if problem is None:
+        promoted.groups.append(group)
+    else:
+        promoted.refused_groups[group] = problem
 
 
 async def _is_copy(old: Side, source: PartitionCalls, new: Side, created: Any, ends: Mapping[int, int]) -> bool:
