@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from headrace.client.opened.fetched import _copy
 from headrace.embedded.opened import OpenDirectory
 from headrace.wire.batch import STAMP_BYTES, read_header, stamp
 from headrace.wire.encoding import ArrowBuffers, CompactedRange, column_parts, encode_batch
-from headrace.wire.errors import DivergedLogError
+from headrace.wire.errors import DivergedLogError, TimedOutError
 
 TOPIC_ID = bytes(range(16))
 
@@ -62,6 +63,25 @@ def test_a_batch_of_another_log_around_the_end_of_a_copy_is_refused(copied):
     with pytest.raises(DivergedLogError):
         copied.copy(stored([encode_batch([b"x", b"y", b"z"], base_timestamp_ms=1)], 0, 0), 10)
     assert copied.log_end_offset == 2
+
+
+def test_a_copy_waits_for_records_that_an_election_has_hidden(copied):
+    """The high watermark of a new leader is behind until its followers have fetched."""
+    rest = stored([encode_batch([b"c"], base_timestamp_ms=1)], 2, copied.log.end_mark.crc)
+    answers = [b"", b"", rest]
+    done = _copy(copied, 0, 3, lambda offset: answers.pop(0), lambda state: None, timeout=60)
+    assert (done.end_offset, copied.log_end_offset, answers) == (3, 3, [])
+
+
+def test_a_copy_that_ends_before_what_was_visible_is_an_error(copied):
+    with pytest.raises(TimedOutError, match="up to offset 2 only, and had them up to 3"):
+        _copy(copied, 0, 3, lambda offset: b"", lambda state: None, timeout=0)
+
+
+def test_a_copy_does_not_wait_for_what_the_cluster_has_deleted(copied):
+    """All of it: there is nothing to fetch."""
+    done = _copy(copied, 5, 5, lambda offset: b"", lambda state: None, timeout=0)
+    assert (done.records, copied.log_end_offset) == (0, 2)
 
 
 @pytest.mark.parametrize("settings", [{"retention_ms": "1"}, {"retention_bytes": "1"}, {"cleanup_policy": "compact"}])

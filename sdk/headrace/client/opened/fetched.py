@@ -5,6 +5,7 @@ that was interrupted continues where it ended.
 """
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
@@ -22,9 +23,12 @@ from headrace.client.opened.directory import LogDirectory
 from headrace.display.progress import progress_bar
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.wire.crc import ReadableBuffer
+from headrace.wire.errors import Outcome, TimedOutError
 from headrace.wire.ids import TopicPartition
 
 FETCHED_BYTES = 4 << 20
+FETCH_MAX_WAIT_MS = 500
+"""Time for which a broker waits for records: after an election they are visible again once its followers have them."""
 
 
 class CopiedPartition(NamedTuple):
@@ -69,6 +73,8 @@ def fetch(
     Raises:
         TopicAlreadyExistsError: If the directory has another topic of that name.
         CorruptBatchError, DivergedLogError: If the topic does not continue the copy: the cluster has lost records.
+        TimedOutError: If records that were visible at the beginning were not for `request_timeout_ms`, after an
+            election; fetch again, which continues the copy.
         NoBrokersAvailableError: If no address responded.
         HeadraceError: As `open`.
     """
@@ -97,7 +103,7 @@ def fetch(
         ):
 
             def fetch_from(number: int, offset: int) -> ReadableBuffer:
-                fetching = calls.fetch(number, offset, max_wait_ms=0, max_bytes=FETCHED_BYTES)
+                fetching = calls.fetch(number, offset, max_wait_ms=FETCH_MAX_WAIT_MS, max_bytes=FETCHED_BYTES)
                 return execute(fetching, connections.run_step).batches
 
             def advance(copied: CopiedPartition) -> None:
@@ -109,7 +115,8 @@ def fetch(
 
             for number, end in sorted(ends.items()):
                 partition = opened.copied(described.topic_id, number)
-                done.append(_copy(partition, starts[number], end, partial(fetch_from, number), advance))
+                fetching = partial(fetch_from, number)
+                done.append(_copy(partition, starts[number], end, fetching, advance, config.request_timeout_ms / 1000))
                 opened.show()
         return done
 
@@ -120,17 +127,34 @@ def _copy(
     end_offset: int,
     fetch_from: Callable[[int], ReadableBuffer],
     progress: Progress,
+    timeout: float,
 ) -> CopiedPartition:
-    """Copy one partition, whose log begins at `log_start` in the cluster."""
+    """Copy one partition, whose log begins at `log_start` in the cluster.
+
+    Raises:
+        TimedOutError: If the cluster had no records below `end_offset` for `timeout` seconds.
+    """
     first = partition.log_end_offset
     copied = CopiedPartition(partition.number, partition.log_start_offset, first, 0, 0)
     if not first:
         first = log_start
         copied = copied._replace(start_offset=first, end_offset=first)
-    while copied.end_offset < end_offset:
-        size_bytes = partition.copy(fetch_from(max(copied.end_offset, log_start)), end_offset)
+    progressed = time.monotonic()
+    while (offset := max(copied.end_offset, log_start)) < end_offset:
+        batches = fetch_from(offset)
+        if not batches:
+            if time.monotonic() - progressed >= timeout:
+                raise TimedOutError(
+                    f"partition {partition.number} of {partition.topic.name} has visible records up to offset {offset} "
+                    f"only, and had them up to {end_offset}",
+                    outcome=Outcome.NOT_APPLIED,
+                    action="Fetch again: the copy continues.",
+                )
+            continue
+        progressed = time.monotonic()
+        size_bytes = partition.copy(batches, end_offset)
         if not size_bytes:
-            break
+            break  # They begin at `end_offset` or after it.
         end, total = partition.log_end_offset, copied.size_bytes + size_bytes
         copied = CopiedPartition(partition.number, partition.log_start_offset, end, end - first, total)
         progress(copied)
