@@ -465,15 +465,33 @@ class FakeProducer(FakeContext):
 
 
 class FakeConsumer(FakeContext):
+    def __init__(self, held: FakeTopics, topics: Sequence[str]) -> None:
+        super().__init__(held)
+        self._topics = topics
+        self.positions: dict[TopicPartition, int] = {}
+        self.paused: set[TopicPartition] = set()
+        self._grow()
+
     def calls(self) -> CallStats:
         """As many batches were passed as the cluster was told to have."""
         return CallStats((), 0.0, {}, 0, self.held.corrupt_batches)
 
     def assign(self, partitions: Mapping[TopicPartition, int]) -> None:
         self.positions = dict(partitions)
-        self.paused: set[TopicPartition] = set()
+        self.paused = set()
+
+    def assignment(self) -> list[TopicPartition]:
+        return sorted(self.positions)
+
+    def seek(self, where: TopicPartition, offset: int) -> None:
+        self.positions[where] = offset
+
+    def _grow(self) -> None:
+        """Read all partitions that the topics have, new ones from their start."""
+        self.positions = {where: 0 for where in self.held.records if where.topic in self._topics} | self.positions
 
     def poll(self, timeout: float, max_records: int) -> list[Record]:
+        self._grow()
         found: list[Record] = []
         for where in sorted(set(self.positions) - self.paused):
             batch = self.held.records[where][self.positions[where] :][: max(0, min(3, max_records - len(found)))]
@@ -504,9 +522,7 @@ class FakeClients:
 
     def consumer(self, *topics: str, **settings: Any) -> Any:
         self.held.settings.append(settings)
-        made = FakeConsumer(self.held)
-        made.assign({where: 0 for where in self.held.records if where.topic in topics})
-        return made
+        return FakeConsumer(self.held, topics)
 
 
 class Ended(NamedTuple):

@@ -12,6 +12,8 @@ from headrace.client.base.records import Record
 from headrace.wire.errors import StorageFullError
 from headrace.wire.ids import TopicPartition
 
+from tests.unit.cli.conftest import FakeConsumer
+
 
 @pytest.fixture
 def ten(held: Any) -> Any:
@@ -233,6 +235,27 @@ def test_without_an_end_it_follows_until_interrupted(headrace: Any, ten: Any) ->
     """An open range waits for new records; Ctrl-C ends it with 130 and without a word."""
     ended = headrace("consume", "clicks", "-p", "0", "-o", "8")
     assert (ended.code, ended.out.split(), ended.err) == (ExitCode.INTERRUPTED, ["p0-8", "p0-9"], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("-o", "8"), ["p0-8", "p0-9", "p1-8", "p1-9", "new"]), ((), ["new"]), (("-p", "0"), [])],
+)
+def test_it_follows_into_partitions_that_are_added(
+    headrace: Any, ten: Any, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: list[str]
+) -> None:
+    """From their start, which is after the start of the command; not if partitions were named."""
+    poll = FakeConsumer.poll
+
+    def poll_once_added(self: FakeConsumer, timeout: float, max_records: int) -> Any:
+        if TopicPartition("clicks", 2) not in ten.records:
+            ten.add("clicks", partitions=3)
+            ten.append("clicks", 2, b"new")
+        return poll(self, timeout, max_records)
+
+    monkeypatch.setattr(FakeConsumer, "poll", poll_once_added)
+    ended = headrace("consume", "clicks", *arguments)
+    assert (ended.code, ended.out.split()) == (ExitCode.INTERRUPTED, expected)
 
 
 def test_an_offset_outside_the_log_is_said(headrace: Any, ten: Any) -> None:

@@ -164,8 +164,13 @@ def consume(
     collected = None if last is None else LastRecords(last)
     sink.begin()
     if not all(plan.empty for plan in plans) and not sink.full:
-        with session.clients.consumer(**session.settings(), **policy, auto_offset_reset="error") as consumer:
-            _read(consumer, topic, plans, sink, collected)
+        follows = not partition and all(plan.stop is None for plan in plans)
+        topics = (topic,) if follows else ()
+        with session.clients.consumer(*topics, **session.settings(), **policy, auto_offset_reset="error") as consumer:
+            if follows:
+                _follow(consumer, plans, sink)
+            else:
+                _read(consumer, topic, plans, sink, collected)
             skipped = consumer.calls().corrupt_batches
         _note_skipped(session, skipped)
     if collected is not None:
@@ -195,13 +200,7 @@ def _read_as_member(session: Session, topic: str, settings: dict[str, str], sink
     sink.begin()
     if sink.left != 0:
         with session.clients.consumer(topic, **session.settings(), **settings) as consumer:
-            while not sink.full:
-                left = MAX_POLL_RECORDS if sink.left is None else min(MAX_POLL_RECORDS, sink.left)
-                records = consumer.poll(timeout=POLL_S, max_records=left)
-                if records:
-                    sink.write(records)
-                else:
-                    check_pipe()
+            _write_polled(consumer, sink)
             skipped = consumer.calls().corrupt_batches
         _note_skipped(session, skipped)
     session.detail(counted(sink.written, "record"))
@@ -293,6 +292,24 @@ def _plans(
                 by_time.setdefault(where.partition, {})[timestamp_ms] = found.offset
     bounds = {where.partition: LogBounds(found.offset, latest[where].offset) for where, found in earliest.items()}
     return plan_partitions(wanted, bounds, by_time, now_ms=now_ms, stop_at_end=stop_at_end)
+
+
+def _write_polled(consumer: "Consumer", sink: RecordSink) -> None:
+    while not sink.full:
+        left = MAX_POLL_RECORDS if sink.left is None else min(MAX_POLL_RECORDS, sink.left)
+        records = consumer.poll(timeout=POLL_S, max_records=left)
+        if records:
+            sink.write(records)
+        else:
+            check_pipe()
+
+
+def _follow(consumer: "Consumer", plans: Sequence[PartitionPlan], sink: RecordSink) -> None:
+    """Read the whole topic up to the sink's limit; partitions that are added meanwhile from their start."""
+    starts = {plan.partition: plan.start for plan in plans}
+    for where in consumer.assignment():
+        consumer.seek(where, starts.get(where.partition, 0))
+    _write_polled(consumer, sink)
 
 
 def _read(
