@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace_devcluster.directory import claim_directory
 from headrace_devcluster.errors import ClusterNotStoppingError, PartStartError
 from headrace_devcluster.process_state import process_state
 from headrace_devcluster.state import STATE_FILE, ClusterState, owner_pid, read_state
@@ -30,9 +31,10 @@ def start_in_background(directory: Path, command: Sequence[str]) -> ClusterState
     """Start the owner of a directory by its command line, and return its state when it is healthy.
 
     Raises:
+        ForeignDirectoryError: See `claim_directory`.
         PartStartError: If it ended before; the message has its output.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    claim_directory(directory)
     log_file = directory / OWNER_LOG
     with log_file.open("wb") as log:
         owner = subprocess.Popen(

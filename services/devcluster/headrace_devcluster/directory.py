@@ -48,11 +48,13 @@ class ClusterDirectory:
 
         Raises:
             ClusterRunningError: If another process has the lock.
+            ForeignDirectoryError: See `claim_directory`.
         """
         if self.temporary:
             remove_abandoned_directories()
             self.path = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
-        self.path.mkdir(parents=True, exist_ok=True)
+        else:
+            claim_directory(self.path)
         # A temporary directory whose lock is there and free is abandoned: it gets its name when it is locked.
         lock_file = self.path / (f"{OWNER_LOCK}.new" if self.temporary else OWNER_LOCK)
         lock = lock_file.open("a+")
@@ -95,6 +97,25 @@ def _lock_exclusively(lock: IO[str]) -> None:
             time.sleep(0.005)
         else:
             return
+
+
+def claim_directory(path: Path) -> None:
+    """Create a directory if it is missing, and make it a cluster's: `remove_data` deletes all of `CLUSTER_ENTRIES`.
+
+    Raises:
+        ForeignDirectoryError: If it has not been a cluster's and has some of these already.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if (path / OWNER_LOCK).exists():
+        return
+    found = sorted(entry.name for pattern in CLUSTER_ENTRIES for entry in path.glob(pattern))
+    if found:
+        raise ForeignDirectoryError(
+            f"{path} has not been the directory of a cluster, and has files with the names of a cluster's: "
+            f"{', '.join(found)}",
+            action=f"Name another --data-dir. If a cluster has made them, create the empty file {path / OWNER_LOCK}.",
+        )
+    (path / OWNER_LOCK).touch()
 
 
 def check_removable(path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import fcntl
 import os
+import sys
 from pathlib import Path
 from typing import IO
 
 import pytest
 from headrace_devcluster import directory as directory_module
 from headrace_devcluster.__main__ import app
+from headrace_devcluster.background import start_in_background
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from headrace_devcluster.control import obey
 from headrace_devcluster.directory import (
@@ -17,7 +19,7 @@ from headrace_devcluster.directory import (
     remove_abandoned_directories,
     remove_data,
 )
-from headrace_devcluster.errors import ClusterRunningError, ForeignDirectoryError, OtherKindError
+from headrace_devcluster.errors import ClusterRunningError, ForeignDirectoryError, OtherKindError, PartStartError
 from headrace_devcluster.single_part import METASTORE_FILE, check_kind
 from headrace_devcluster.state import ClusterState, owner_pid, read_state, write_state
 from typer.testing import CliRunner
@@ -126,6 +128,32 @@ def test_files_of_others_are_not_deleted(tmp_path: Path, arguments: tuple[str, .
     (tmp_path / "thesis.txt").write_text("years")
     assert CliRunner().invoke(app, [*arguments, "--data-dir", str(tmp_path)]).exit_code != 0
     assert (tmp_path / "thesis.txt").read_text() == "years"
+
+
+@pytest.mark.parametrize("name", ["tls/mine.pem", "broker-config/a.toml", "run.log"])
+def test_a_directory_with_the_names_of_a_cluster_s_files_is_refused(tmp_path: Path, name: str) -> None:
+    """They are the user's, and `down --wipe` would delete them. In a directory with a lock they are a cluster's."""
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(ForeignDirectoryError, match=file.relative_to(tmp_path).parts[0]):
+        ClusterDirectory(tmp_path).take()
+    with pytest.raises(ForeignDirectoryError):
+        start_in_background(tmp_path, [sys.executable, "-c", ""])
+    assert file.read_text() == "mine"
+    assert not (tmp_path / OWNER_LOCK).exists()
+    (tmp_path / OWNER_LOCK).touch()
+    taken = ClusterDirectory(tmp_path)
+    taken.take()
+    taken.release()
+
+
+def test_a_directory_whose_cluster_did_not_start_is_still_a_cluster_s(tmp_path: Path) -> None:
+    """Whatever its owner did before it ended."""
+    for _ in range(2):
+        with pytest.raises(PartStartError, match="exit code 3"):
+            start_in_background(tmp_path, [sys.executable, "-c", "raise SystemExit(3)"])
+    check_removable(tmp_path)
 
 
 def test_only_the_files_of_clusters_are_deleted(tmp_path: Path) -> None:
