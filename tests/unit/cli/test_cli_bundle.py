@@ -168,6 +168,30 @@ def test_an_option_before_the_subcommand_is_refused(headrace: Any, out: Path) ->
         '{"event": "odd", "value": {"a": {"b": 1}, "c": "planted"}}',
         '{"event": "odd", "error": "cannot read key=planted"}',
         '{"event": "odd", "etcd_password": "planted", "n": ',
+        "X-Api-Key: planted",
+        "private-key: planted",
+        "refused api-key=planted",
+        "refused passphrase=planted pwd=planted",
+        "login user=ada pass=planted",
+        "signed access_key=a signature=planted",
+        "Server=db;Password=plan,planted;Database=x",
+        "password = planted",
+        "secret => planted with blanks",
+        "connect to redis://:planted@cache:6379",
+        "cloned https://planted@git.example/a.git",
+        "connect to postgres://app:plan/planted@db",
+        "connect to postgres://app:plan@planted@db",
+        "connect to smtp://ada@example.org:planted@host",
+        "Cookie: lang=en; sid=planted",
+        'Authorization: Digest username="ada", response="planted"',
+        "odd value: planted with planted blanks",
+        "odd value: first, then planted",
+        "odd rows=[[1, 'a'], [2, 'planted']] n=1",
+        "odd row=Row(name='ada', mail='planted')",
+        "odd headers=(('a', 'planted'),)",
+        'said "{\\"password\\": \\"planted\\"}"',
+        "started tool --api-key planted --verbose",
+        "started ['tool', '--password', 'planted']",
         "-----BEGIN PRIVATE KEY-----\nplanted\n-----END PRIVATE KEY-----",
         "planted, cut here\n-----END PRIVATE KEY-----",
         f"odd {'x' * 20_000} planted",
@@ -180,10 +204,30 @@ def test_a_planted_secret_is_not_in_a_log(line: str) -> None:
     assert kept.endswith("2026-11-26T17:00:01Z [info     ] next broker_id=1")
 
 
+@pytest.mark.parametrize("value", ["planted", {"value": "planted"}, [{"value": "planted"}], [["planted"]]])
+def test_a_secret_of_any_form_is_not_in_a_document(value: Any) -> None:
+    """What has the name of a secret is left out with all that is in it; figures and what is empty stay."""
+    assert redact_document({"a": [{"credential": value}]}) == {"a": [{"credential": LEFT_OUT}]}
+    kept: Any = {"allow_plaintext_credentials": True, "tokens": 5, "secrets": [], "api_key": None}
+    assert redact_document(kept) == kept
+
+
+@pytest.mark.parametrize("text", ["://" * 100_000, "a:" * 100_000, "--password " * 50_000, "key" * 100_000])
+def test_no_text_takes_long(text: str) -> None:
+    """A line may be as long as what is read of a log."""
+    assert redact_log(text)
+
+
 def test_harmless_fields_stay() -> None:
     """Ids, files and figures are what a bundle is for."""
     line = "refused key_id=abc api_key_file=/etc/key token_ms=5 topic=clicks offset=7 error='no answer'\n"
     assert redact_log(line) == line
+    line = "started --token-file /etc/token --api-key-id abc url=http://host:9400/metrics bypass=1 [info] kept: 5\n"
+    assert redact_log(line) == line
+    assert redact_log(f"odd key={API_KEY} topic=a") == f"odd key={LEFT_OUT} topic=a"
+    assert redact_log("odd {'value': 5, 'offset': 7} row=a offset=8 keys=[] offset=9") == (
+        f"odd {{'value': {LEFT_OUT}, 'offset': 7}} row={LEFT_OUT} offset=8 keys={LEFT_OUT} offset=9"
+    )
     assert redact_log('{"event": "a", "key_id": "b"}') == '{"event": "a", "key_id": "b"}'
     assert redact_document({"key_id": "b", "metadata": "planted", "error": f"{API_KEY} {JWT} {PEM}"}) == {
         "key_id": "b",
