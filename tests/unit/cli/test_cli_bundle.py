@@ -100,6 +100,23 @@ def test_a_cluster_that_does_not_answer_leaves_a_bundle(headrace: Any, held: Any
     assert len(held.settings) == 2
 
 
+def test_certificate_files_that_cannot_be_read_leave_a_bundle(
+    headrace: Any, held: Any, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state in which a bundle is wanted most; only metrics by TLS need the files."""
+    monkeypatch.setenv("HEADRACE_SECURITY_PROTOCOL", "SSL")
+    monkeypatch.setenv("HEADRACE_SSL_CAFILE", str(out.parent / "gone.pem"))
+    (out.parent / "broker-1.log").write_text("serving broker_id=1\n")
+    metrics = ("--metrics", "https://127.0.0.1:1", "--metrics", "http://[broker-1")
+    ended = headrace("doctor", "bundle", "--out", str(out), "--logs", str(out.parent), *metrics)
+    assert ended.code == ExitCode.FAILED
+    files = files_of(out.read_bytes())
+    assert "serving broker_id=1" in files["logs/broker-1.log"]
+    problems = {each["what"]: each["reason"] for each in json.loads(files["problems.json"])}
+    assert "gone.pem" in problems["metrics/127.0.0.1-1-metrics.txt"]
+    assert "http://[broker-1" in problems["metrics/%5Bbroker-1-metrics.txt"]
+
+
 def test_a_part_that_is_away_is_a_problem(headrace: Any, held: Any, out: Path) -> None:
     """A process that does not answer, and a broker with replicas that is not registered; the rest is there."""
     held.add("clicks", replicas=(1, 2))
@@ -260,6 +277,7 @@ def test_the_newest_lines_of_a_log_are_kept(tmp_path: Path) -> None:
     assert log.metrics_address == "127.0.0.1:9400"
     since_ms = round(datetime(2026, 11, 26, 17, 0, 58, tzinfo=UTC).timestamp() * 1000)
     assert lines_since("".join(lines), since_ms) == "".join(lines[-2:])
+    assert lines_since("0000-00-00 00:00:00Z n=1\n" + "".join(lines), since_ms) == "".join(lines[-2:])
     assert lines_since("none\nhas a time\n", 1) == "none\nhas a time\n"
 
 

@@ -18,8 +18,8 @@ from headrace.client.admin.processes import (
     HealthCauseDescription,
     ProcessDescription,
 )
-from headrace.client.base.errors import NoBrokersAvailableError
-from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError
+from headrace.client.base.errors import ConfigError, NoBrokersAvailableError
+from headrace.wire.errors import NotAuthorizedError, StorageFullError, UnauthenticatedError
 from headrace_devcluster.certificates import Authority
 
 from tests.fakes.identity import API_KEY
@@ -341,6 +341,23 @@ def test_without_a_coordinator_the_host_is_still_looked_at(healthy_host, headrac
     assert "bootstrap_servers" in ended.out
     assert "open_files" in ended.out
     assert headrace("doctor", "--host-only").code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (ConfigError("the certificate in ssl_certfile=/tls.crt has expired", action="Renew it."), ExitCode.USAGE),
+        (StorageFullError("the disk is full"), ExitCode.FAILED),
+    ],
+)
+def test_a_cluster_that_cannot_be_asked_is_one_finding(healthy_host, headrace, held, failure, code):
+    """With the exit code of its error, after what was found on this machine."""
+    held.failure = failure
+    ended = headrace("doctor", "--output", "json")
+    assert ended.code == code
+    first, *rest = json.loads(ended.out)["findings"]
+    assert (first["check"], first["found"], first["action"]) == ("cluster", failure.message, failure.action)
+    assert "open_files" in {each["check"] for each in rest}
 
 
 @pytest.mark.parametrize(

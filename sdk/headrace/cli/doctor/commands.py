@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.common.arguments import counted
-from headrace.cli.common.exit_codes import ExitCode
+from headrace.cli.common.exit_codes import ExitCode, exit_code_of
 from headrace.cli.common.findings import Finding, Status
 from headrace.cli.common.rendering import Column, JsonValue, Note, Report, Section, TableSection
 from headrace.cli.common.session import CommandFailed, Session, command
@@ -42,7 +42,8 @@ def doctor(
     It checks each broker and coordinator (reachability, clock, open files, disk and fsync time, certificates, who may
     call, what is open to others on the network), etcd (version, leader, alarms, quota), the credential, and this host
     (limits of files, threads, memory and file size, its clock, and the certificates named). Brokers write and fsync a
-    few KiB. Exit code 5 if a check fails, 3 if no coordinator answers, 8 if the caller is refused.
+    few KiB. Exit code 5 if a check fails, 3 if no coordinator answers, 8 if the caller is refused, and that of
+    any other error with which the cluster cannot be asked.
 
     \b
     Examples:
@@ -55,7 +56,7 @@ def doctor(
     from headrace.cli.doctor.host_checks import check_host
     from headrace.cli.doctor.identity_checks import check_credential, check_open_access, check_postures, check_refusal
     from headrace.client.base.errors import NoBrokersAvailableError
-    from headrace.wire.errors import NotAuthorizedError, UnauthenticatedError
+    from headrace.wire.errors import HeadraceError, NotAuthorizedError, UnauthenticatedError
 
     now_ms = time.time_ns() // 1_000_000
     findings: list[Finding] = check_host(look_at_host(data_dir, certificates or ()), now_ms)
@@ -73,6 +74,9 @@ def doctor(
             failed = ExitCode.UNREACHABLE
             action = "Check bootstrap_servers, and that a coordinator runs there."
             findings.append(Finding("cluster", "cluster", Status.FAILURE, error.message, action))
+        except HeadraceError as error:
+            failed = exit_code_of(error)
+            findings.append(Finding("cluster", "cluster", Status.FAILURE, error.message, error.action))
         else:
             findings += check_processes(processes, now_ms)
             findings += check_postures(processes)

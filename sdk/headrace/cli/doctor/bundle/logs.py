@@ -91,13 +91,21 @@ def lines_since(text: str, since_ms: int) -> str:
         return text
     position, has_moment = 0, False
     for line in text.splitlines(keepends=True):
-        found = _MOMENT.search(line[:_MOMENT_WITHIN])
-        if found:
+        found_ms = _moment_ms(line)
+        if found_ms is not None:
             has_moment = True
-            if datetime.fromisoformat(found[0]).timestamp() * 1000 >= since_ms:
+            if found_ms >= since_ms:
                 return text[position:]
         position += len(line)
     return "" if has_moment else text
+
+
+def _moment_ms(line: str) -> float | None:
+    found = _MOMENT.search(line[:_MOMENT_WITHIN])
+    try:
+        return datetime.fromisoformat(found[0]).timestamp() * 1000 if found else None
+    except ValueError:  # Such as 0000-00-00 00:00:00Z.
+        return None
 
 
 def _ends(path: Path, max_bytes: int) -> tuple[bytes, bytes]:

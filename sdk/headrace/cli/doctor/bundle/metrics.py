@@ -3,12 +3,15 @@
 import urllib.request
 from collections.abc import Iterable
 from http.client import HTTPException
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from headrace.cli.common.session import Session
 from headrace.cli.doctor.bundle.contents import BundleContents
 from headrace.cli.doctor.bundle.redaction import redact_text
+
+if TYPE_CHECKING:
+    from headrace.client.base.config import AdminConfig
 
 PAGES = ("/metrics", "/metrics/detail")
 MAX_PAGE_BYTES = 4 << 20
@@ -30,17 +33,8 @@ class MetricsPages:
     """
 
     def __init__(self, session: Session, contents: BundleContents) -> None:
-        from headrace.client.base.config import AdminConfig, build
-        from headrace.client.net.security import ChannelSecurity
-
         self._session = session
         self._contents = contents
-        self._config = build(AdminConfig, session.settings())
-        self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),
-            urllib.request.HTTPSHandler(context=ChannelSecurity(self._config).context()),
-            _NoRedirects(),
-        )
 
     def collect(self, urls: Iterable[str], addresses: Iterable[str]) -> None:
         """Read the pages of every endpoint. Each that cannot be read is a problem.
@@ -61,12 +55,12 @@ class MetricsPages:
     def _add(self, url: str, page: str, *, sends_credential: bool) -> None:
         from headrace.wire.errors import HeadraceError
 
-        where = urlsplit(url).netloc.rpartition("@")[2].replace(":", "-")
+        where = url.partition("://")[2].partition("/")[0].rpartition("@")[2].replace(":", "-")
         name = f"metrics/{quote(where, safe='')}{page.replace('/', '-')}.txt"
         try:
             headers = self._authorization(url) if sends_credential else {}
             request = urllib.request.Request(url + page, headers=headers)
-            with self._opener.open(request, timeout=self._session.timeout) as answer:
+            with self._opener(url).open(request, timeout=self._session.timeout) as answer:
                 content = answer.read(MAX_PAGE_BYTES + 1)
         except HeadraceError as error:
             self._contents.add_problem(name, f"{error.message}. {error.action}")
@@ -76,12 +70,27 @@ class MetricsPages:
             text = redact_text(content.decode(errors="backslashreplace"))
             self._contents.add_text(name, text, f"{url}{page}", max_bytes=MAX_PAGE_BYTES)
 
+    def _config(self) -> "AdminConfig":
+        from headrace.client.base.config import AdminConfig, build
+
+        return build(AdminConfig, self._session.settings())
+
+    def _opener(self, url: str) -> urllib.request.OpenerDirector:
+        """Return what opens a URL. The client's certificate files, which may have expired, are read only for TLS."""
+        from headrace.client.net.security import ChannelSecurity
+
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirects()]
+        if urlsplit(url).scheme == "https":
+            handlers.append(urllib.request.HTTPSHandler(context=ChannelSecurity(self._config()).context()))
+        return urllib.request.build_opener(*handlers)
+
     def _authorization(self, url: str) -> dict[str, str]:
         from headrace.client.base.credentials import credential_of, read_api_key, refuse_plaintext
 
-        if credential_of(self._config) not in ("api_key", "api_key_file"):
+        config = self._config()
+        if credential_of(config) not in ("api_key", "api_key_file"):
             return {}
         where = urlsplit(url)
         if where.scheme != "https":
-            refuse_plaintext(self._config, f"{where.hostname}:{where.port or 80}")
-        return {"Authorization": f"Bearer {read_api_key(self._config)}"}
+            refuse_plaintext(config, f"{where.hostname}:{where.port or 80}")
+        return {"Authorization": f"Bearer {read_api_key(config)}"}
