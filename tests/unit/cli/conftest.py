@@ -89,6 +89,8 @@ class FakeTopics:
     groups: dict[str, FakeGroup] = field(default_factory=dict)
     # Log starts of partitions whose first records were deleted.
     starts: dict[TopicPartition, int] = field(default_factory=dict)
+    # Offsets whose records compaction has removed.
+    removed: dict[TopicPartition, set[int]] = field(default_factory=dict)
     # What the administrator changed: (method, arguments).
     changes: list[tuple[str, Any]] = field(default_factory=list)
     # Settings of every object made.
@@ -493,11 +495,13 @@ class FakeConsumer(FakeContext):
     def poll(self, timeout: float, max_records: int) -> list[Record]:
         self._grow()
         found: list[Record] = []
+        progressed = False
         for where in sorted(set(self.positions) - self.paused):
             batch = self.held.records[where][self.positions[where] :][: max(0, min(3, max_records - len(found)))]
             self.positions[where] += len(batch)
-            found += batch
-        if not found:
+            progressed |= bool(batch)
+            found += [record for record in batch if record.offset not in self.held.removed.get(where, ())]
+        if not progressed:
             raise KeyboardInterrupt  # The log has no more, so a test that gets here has waited for new records.
         return found
 

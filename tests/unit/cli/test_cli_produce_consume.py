@@ -237,6 +237,17 @@ def test_without_an_end_it_follows_until_interrupted(headrace: Any, ten: Any) ->
     assert (ended.code, ended.out.split(), ended.err) == (ExitCode.INTERRUPTED, ["p0-8", "p0-9"], "")
 
 
+@pytest.mark.parametrize("kept", [{0, 1, 2, 9}, {0, 1, 8, 9}, {2, 3, 9}])
+def test_last_finds_its_records_in_a_compacted_topic(headrace: Any, ten: Any, kept: set[int]) -> None:
+    """Offsets that compaction has removed do not count; a partition that has fewer records is read from its start."""
+    ten.removed[TopicPartition("clicks", 0)] = set(range(10)) - kept
+    expected = [f"p0-{offset}" for offset in sorted(kept)]
+    for count in (1, 2, 3, 4, 5):
+        ended = headrace("consume", "clicks", "-p", "0", "--last", str(count))
+        assert (ended.code, ended.out.split()) == (0, expected[-count:])
+    assert len(headrace("consume", "clicks", "--last", "12").out.split()) == 12
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [(("-o", "8"), ["p0-8", "p0-9", "p1-8", "p1-9", "new"]), ((), ["new"]), (("-p", "0"), [])],

@@ -319,7 +319,7 @@ def _read(
     sink: RecordSink,
     collected: LastRecords | None,
 ) -> None:
-    """Read every partition to its stop offset, or to the sink's limit."""
+    """Read every partition to its stop offset, or to the sink's limit; of `collected` further back as needed."""
     from headrace.wire.ids import TopicPartition
 
     todo = [plan for plan in plans if not plan.empty]
@@ -342,3 +342,6 @@ def _read(
             if stop is not None and consumer.position(where) >= stop:
                 del stops[where]
                 consumer.pause(where)
+    further = [] if collected is None else collected.further(plans)
+    if further:
+        _read(consumer, topic, further, sink, collected)

@@ -3,7 +3,7 @@
 import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headrace.cli.records.offsets import (
@@ -28,11 +28,17 @@ class PartitionPlan:
     stop: int | None
     # A sentence if the requested offset is not in the log.
     note: str = ""
+    log_start: int = 0
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to read."""
         return self.stop is not None and self.start >= self.stop
+
+    def before(self) -> "PartitionPlan":
+        """Return the plan of twice as many offsets before these, or of those from the log start."""
+        assert self.stop is not None, "there is no end to count from"
+        return replace(self, start=max(self.log_start, self.start - 2 * (self.stop - self.start)), stop=self.start)
 
 
 def timestamps_of(wanted: OffsetSelection, now_ms: int) -> list[int]:
@@ -94,18 +100,20 @@ def _plan(
         if bounds.earliest == bounds.latest:
             held = "is empty"
         note = f"partition {partition} {held}, starting at {start}, not {asked}"
-    return PartitionPlan(partition, start, stop, note)
+    return PartitionPlan(partition, start, stop, note, bounds.earliest)
 
 
 class LastRecords:
     """The last `count` records of all partitions by timestamp, with each partition's in offset order.
 
-    Memory: at most `count` records per partition.
+    Memory: at most twice `count` records per partition.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._tails: dict[int, deque[FormattableRecord]] = {}
+        self._later: dict[int, deque[FormattableRecord]] = {}
+        """Records of earlier reads of a partition, which come after those in its tail."""
 
     def add(self, records: Iterable[FormattableRecord]) -> None:
         """Add records, ascending by offset within each partition."""
@@ -114,6 +122,22 @@ class LastRecords:
             if tail is None:
                 tail = self._tails[record.partition] = deque(maxlen=self._count)
             tail.append(record)
+
+    def further(self, plans: Iterable[PartitionPlan]) -> list[PartitionPlan]:
+        """Return plans of what to read before `plans`, of partitions with fewer records than wanted.
+
+        Offsets that compaction has removed have no record, so that N offsets may have fewer than N.
+        """
+        found = []
+        for each in plans:
+            tail = self._tails.pop(each.partition, deque(maxlen=self._count))
+            tail.extend(self._later.pop(each.partition, ()))
+            if len(tail) < self._count and each.start > each.log_start:
+                self._later[each.partition] = tail
+                found.append(each.before())
+            else:
+                self._tails[each.partition] = tail
+        return found
 
     def take(self) -> Sequence[FormattableRecord]:
         """Remove and return the records, oldest first."""

@@ -29,8 +29,8 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 GRAMMAR = """\
   start, end     the first record; after the last one
   1234           offset 1234
-  +10            10 records after the start
-  -10            10 records before the end, in each partition
+  +10            10 offsets after the start
+  -10            10 offsets before the end, in each partition; after compaction some have no record
   @TIME          the first record at or after a time: 2026-11-21, 2026-11-21T10:00, 2026-11-21T10:00:30.5Z
                  (UTC where no zone is given) or milliseconds since 1970
   @-1h30m        a duration before now, in w d h m s ms
@@ -62,7 +62,7 @@ class Position:
     """One end of a range. `str()` returns text that parses to the same position."""
 
     kind: PositionKind
-    # Number of records, offset or milliseconds, by kind; 0 for START and END.
+    # Number of offsets, offset or milliseconds, by kind; 0 for START and END.
     amount: int = 0
 
     def __str__(self) -> str:

@@ -41,7 +41,8 @@ class Reader:
             start: where to start; a mapping has one entry per partition. A timedelta is relative to now and negative:
                 `timedelta(hours=-1)` is an hour ago.
             end: where to end, exclusive, with the same values; by default the records visible now.
-            last_per_partition: number of records of each partition before `end`, instead of `start`.
+            last_per_partition: number of offsets of each partition before `end`, instead of `start`. After compaction
+                some have no record.
             partitions: partitions to read; `None` means all.
             columns: of a typed topic, the columns to read: brokers send no others. Those of headrace begin with an
                 underscore: `_topic`, `_partition`, `_offset`, `_timestamp`, `_key` and `_headers`. Without the last
