@@ -106,6 +106,7 @@ class FollowedDirectory:
         Raises:
             WrongDirectoryError: If it is no directory of topics, or was never opened.
             StorageOfflineError: If it cannot be read.
+            InternalError: If a loss of power has damaged the file of the bounds; a writer makes it anew.
         """
         self.path = path
         self._lock = threading.Lock()

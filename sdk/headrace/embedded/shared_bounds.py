@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from headrace.log.errors import storage_error
 from headrace.wire.crc import crc32c
-from headrace.wire.errors import InternalError, StorageOfflineError
+from headrace.wire.errors import InternalError
 
 FILE = "bounds"
 VERSION = 1
@@ -155,7 +155,7 @@ class BoundsReader:
     """Reader's side. Thread-safe, but for `refresh`."""
 
     def __init__(self, path: str) -> None:
-        """Map the file of a directory. Raises OSError, StorageOfflineError."""
+        """Map the file of a directory. Raises OSError, InternalError."""
         self._path = f"{path}/{FILE}"
         self._view = self._read(None)
 
@@ -165,7 +165,7 @@ class BoundsReader:
         return self._view.state
 
     def refresh(self) -> None:
-        """Read the header again, and the slots if it has changed. Raises OSError."""
+        """Read the header again, and the slots if it has changed. Raises OSError, InternalError."""
         self._view = self._read(self._view)
 
     def _read(self, view: _View | None) -> _View:
@@ -174,8 +174,10 @@ class BoundsReader:
         else:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                inode = os.fstat(descriptor).st_ino
-                mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+                status = os.fstat(descriptor)
+                if status.st_size < _HEADER_BYTES:  # A loss of power may leave an empty file, which cannot be mapped.
+                    raise _corrupt()
+                inode, mapped = status.st_ino, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             finally:
                 os.close(descriptor)
         *fields, count = _checked(mapped, 0, _HEADER)[2:]
@@ -203,7 +205,7 @@ def writer_of(path: str) -> int:
 def _state_of(path: str) -> DirectoryState:
     try:
         return BoundsReader(path).state
-    except (OSError, InternalError, StorageOfflineError, ValueError):
+    except (OSError, InternalError):
         return DirectoryState(0, 0, 0)
 
 
@@ -214,4 +216,8 @@ def _checked(mapped: mmap.mmap, at: int, shape: struct.Struct) -> tuple[Any, ...
         if len(data) == shape.size + 4 and _CRC.unpack_from(data, shape.size)[0] == crc32c(data[: shape.size]):
             return shape.unpack_from(data)
         time.sleep(0.001 if count > _TRIES // 2 else 0)
-    raise InternalError("the file with the bounds of the logs is corrupt", action="Open the directory for writing.")
+    raise _corrupt()
+
+
+def _corrupt() -> InternalError:
+    return InternalError("the file with the bounds of the logs is corrupt", action="Open the directory for writing.")

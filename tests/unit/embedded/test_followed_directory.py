@@ -13,6 +13,7 @@ from headrace.embedded.records import DirectoryRecords
 from headrace.embedded.shared_bounds import BoundsReader, BoundsWriter, SharedBounds
 from headrace.log.errors import StorageFullError
 from headrace.v1 import broker_pb2, topics_pb2
+from headrace.wire.errors import InternalError
 
 WAIT = 30
 A, B, C = (name * 16 for name in (b"a", b"b", b"c"))
@@ -63,6 +64,23 @@ def test_a_reader_that_fails_to_look_at_a_new_file_keeps_the_old_one(tmp_path, m
     assert reader.read(B, 0) == bounds_to(5)
     reader.refresh()
     assert reader.read(B, 0) == bounds_to(6)
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_bounds_that_a_loss_of_power_has_emptied(tmp_path, size):
+    """A reader says what helps, which the next writer does."""
+    with headrace.open(tmp_path) as log:
+        log.admin.create_topic("t")
+    reader = FollowedDirectory(str(tmp_path))
+    (tmp_path / "bounds").unlink()
+    (tmp_path / "bounds").write_bytes(b"x" * size)
+    with pytest.raises(InternalError, match="Open the directory for writing"):
+        headrace.open(tmp_path, read_only=True)
+    with pytest.raises(InternalError):
+        reader.all_topics()
+    with headrace.open(tmp_path) as log:
+        assert log.topics() == ["t"]
+    assert [topic.name for topic in reader.all_topics()] == ["t"]
 
 
 def test_a_log_that_begins_again_keeps_its_slot(tmp_path):
