@@ -460,6 +460,9 @@ class FakeProducer(FakeContext):
     def flush(self, timeout: float | None = None) -> None:
         pass
 
+    def close(self, timeout: float | None = 30.0) -> None:
+        pass
+
     def stats(self) -> ProducerStats:
         failure = self.held.failures.get("flush")
         lost = failure.failed_records + failure.pending_records if isinstance(failure, DeliveryError) else 0

@@ -23,9 +23,11 @@ from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.errors import DeliveryError
 from headrace.client.base.partitioner import partition_for_key
 from headrace.client.producer.futures import BatchFuture, PendingBatch, RecordFuture
-from headrace.wire.errors import NotEnoughReplicasError
+from headrace.wire.errors import NotEnoughReplicasError, StorageFullError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.request_trace import TableOperation, decode_block
+
+from tests.unit.cli.conftest import FakeProducer
 
 
 def etc(keys: int, exponent: float, **changes: Any) -> WorkloadModel:
@@ -403,6 +405,47 @@ def test_what_was_not_delivered_is_told(headrace: Any, held: Any) -> None:
     assert json.loads(ended.out)["failed_records"] == 42
     assert ended.code != 0
     assert "1 replica is in sync" in ended.err
+
+
+def test_ctrl_c_while_the_last_records_are_awaited_tells_what_was_sent(
+    headrace: Any, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 130, the report, and no long wait for the rest when the producer is closed."""
+    held.add("clicks")
+    waits: list[float | None] = []
+
+    def interrupted(self: FakeProducer, timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeProducer, "flush", interrupted)
+    monkeypatch.setattr(FakeProducer, "close", lambda self, timeout=30.0: waits.append(timeout))
+    ended = headrace("bench", "clicks", "--rate", "max", "-n", "1000", "--output", "json")
+    assert (ended.code, json.loads(ended.out)["records"]) == (ExitCode.INTERRUPTED, 1000)
+    assert waits == [bench.CLOSE_SECONDS]
+
+
+def test_an_error_of_a_send_tells_what_was_sent_before(
+    headrace: Any, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that stays full, or a topic that is deleted. Without anything sent there is only the error."""
+    held.add("clicks")
+    send_many = FakeProducer.send_many
+    sends = 0
+
+    def fail_fourth(self: FakeProducer, topic: str, values: Any, **fields: Any) -> None:
+        nonlocal sends
+        sends += 1
+        if sends >= 4:
+            raise StorageFullError("the buffer is full")
+        send_many(self, topic, values, **fields)
+
+    monkeypatch.setattr(FakeProducer, "send_many", fail_fourth)
+    give_time(monkeypatch, perf_counter=(clock := Clock()), sleep=clock.sleep)
+    arguments = ("bench", "clicks", "--rate", "100", "-n", "1000", "--output", "json")
+    ended = headrace(*arguments)
+    assert (ended.code, "the buffer is full" in ended.err) == (ExitCode.FAILED, True)
+    assert json.loads(ended.out)["records"] == len(held.records[TopicPartition("clicks", 0)]) == 3
+    assert headrace(*arguments).out == ""
 
 
 def test_a_wait_is_of_what_was_acknowledged() -> None:

@@ -1,5 +1,6 @@
 """`headrace bench`: load test of a topic, at the workload's own rate, a given rate, or the maximum."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,8 @@ OWN_RATE, FULL_RATE = "own", "max"
 DEFAULT_RECORDS = 1_000_000
 """Number of records of a generated workload without --records and --seconds."""
 FLUSH_SECONDS = 120.0
+CLOSE_SECONDS = 1.0
+"""Wait at the end of a load that has failed."""
 PAPER_VALUE_BYTES = 200
 PAPER, REPLAY, FITTED = "paper", "replay", "fitted:"
 POOL_NAMES = ("usr", "app", "etc", "var", "sys")
@@ -209,8 +212,10 @@ def _produce(
     session: Session, topic: str, plan: LoadPlan, blocks: "Iterator[Block]", rest: "Rest", settings: dict[str, Any]
 ) -> LoadOutcome:
     """Send the load with a new producer."""
+    from headrace.wire.errors import HeadraceError
+
     with session.clients.producer(**session.settings(), **settings) as producer:
-        return _send(
+        outcome = _send(
             plan,
             blocks,
             rest,
@@ -219,11 +224,18 @@ def _produce(
             ),
             producer,
         )
+        if outcome.failure is not None:
+            with contextlib.suppress(HeadraceError):  # It is in the outcome.
+                producer.close(CLOSE_SECONDS)
+        return outcome
 
 
 def _send(plan: LoadPlan, blocks: "Iterator[Block]", rest: "Rest", send: "Send", producer: Any = None) -> LoadOutcome:
-    """Send the load and wait for its acknowledgement; after Ctrl-C wait only for what has been sent."""
+    """Send the load and wait for its acknowledgement; after an error or Ctrl-C wait only for what has been sent, and
+    not after another Ctrl-C.
+    """
     from headrace.cli.bench.pace import SendProgress, send_paced
+    from headrace.wire.errors import HeadraceError
 
     failure: BaseException | None = None
     progress, failed_records = SendProgress(), 0
@@ -235,6 +247,10 @@ def _send(plan: LoadPlan, blocks: "Iterator[Block]", rest: "Rest", send: "Send",
             progress.bytes += part.size_bytes
     except KeyboardInterrupt as stop:
         failure = stop
+    except HeadraceError as error:
+        if not progress.records:
+            raise
+        failure = error
     requests = progress.records
     if producer is not None:
         from headrace.client.base.errors import DeliveryError
@@ -243,6 +259,8 @@ def _send(plan: LoadPlan, blocks: "Iterator[Block]", rest: "Rest", send: "Send",
             producer.flush(FLUSH_SECONDS)
         except DeliveryError as error:
             failure, failed_records = failure or error, error.failed_records + error.pending_records
+        except KeyboardInterrupt as stop:
+            failure = failure or stop
         # Ctrl-C may arrive between a send and its count; the producer has the exact count.
         progress.records = producer.stats().sent_records + failed_records
     seconds, processor_seconds = time.perf_counter() - started, time.process_time() - used
