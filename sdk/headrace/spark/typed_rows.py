@@ -70,14 +70,14 @@ def converted(rows: Any, topic: str, columns: TopicColumns) -> Any:
     own = [name for name in rows.schema.names if name not in METADATA]
     try:
         arrays = arrays_of_table(rows.select(own), columns)
+        keys = key_array(arrays, columns) if columns.keys else None
     except HeadraceError as error:
         raise SerializationError(f"rows for {topic}: {error.message}", action=error.action) from error
     fields = [pa.field(column.name, arrow_type(column.type)) for column in columns.current]
     found = {"value": pa.StructArray.from_arrays(arrays, fields=fields)}
     found |= {name[1:]: rows.column(name) for name in METADATA if name in rows.schema.names}
-    if columns.keys:
-        places = [place for place, column in enumerate(columns.current) if column.is_key]
-        found["key"] = key_array([arrays[place] for place in places])
+    if keys is not None:
+        found["key"] = keys
     return pa.RecordBatch.from_pydict(found)
 
 

@@ -18,7 +18,9 @@ from headrace.wire.compression import Codec
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import ArrowBuffers, RowBlocks, arrow_buffers, column_parts, join_column
 from headrace.wire.errors import HeadraceError
-from headrace.wire.typed.topic_columns import TopicColumns, key_of
+from headrace.wire.typed.column_types import ColumnType
+from headrace.wire.typed.row_keys import is_exact, key_of, keys_of_blocks
+from headrace.wire.typed.topic_columns import TopicColumns
 
 FIXED_BYTES = 8
 """Bytes counted for a value of one width; a text has its length besides."""
@@ -172,13 +174,26 @@ def checked_row(topic: str, row: TypedRow, key: bytes | None, columns: TopicColu
 
     try:
         check_row(row.values, columns)
+        own_key = _key_of_row(row.values, columns) if columns.keys else None
     except HeadraceError as error:
         raise SerializationError(f"a row for {topic}: {error.message}", action=error.action) from error
     if not columns.keys:
         return key
     if key is not None:
         raise _has_key_columns(topic, columns)
-    return key_of([row.values.get(column.name, column.default_value) for column in columns.keys])
+    return own_key
+
+
+def _key_of_row(row: Mapping[str, Any], columns: TopicColumns) -> bytes:
+    """Return the key of a row that fits the columns."""
+    values = [row.get(column.name, column.default_value) for column in columns.keys]
+    if all(map(is_exact, (column.type for column in columns.keys), values)):
+        return key_of(values)
+    from headrace.wire.typed.arrow_columns import array_of_value
+
+    kinds = [column.type for column in columns.keys]
+    (key,) = _keys_of_arrays([array_of_value(value, kind) for value, kind in zip(values, kinds, strict=True)], kinds)
+    return key
 
 
 def encode_rows(
@@ -216,13 +231,13 @@ def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns
         )
     try:
         arrays = arrays_of_table(table, columns)
+        own_keys = key_array(arrays, columns) if columns.keys else None
     except HeadraceError as error:
         raise SerializationError(f"a table for {topic}: {error.message}", action=error.action) from error
     if columns.keys:
         if keys is not None:
             raise _has_key_columns(topic, columns)
-        places = [place for place, column in enumerate(columns.current) if column.is_key]
-        keys = key_array([arrays[place] for place in places])
+        keys = own_keys
     elif keys is not None:
         keys = pa.array(keys, pa.binary()) if not isinstance(keys, pa.Array | pa.ChunkedArray) else keys
         keys = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
@@ -234,13 +249,25 @@ def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns
     return TypedBulk(arrays, columns, keys, times)
 
 
-def key_array(arrays: Sequence[Any]) -> Any:
-    """Return the keys of rows by the arrays of their key columns; see `key_of`."""
+def key_array(arrays: Sequence[Any], columns: TopicColumns) -> Any:
+    """Return the keys of rows by the arrays of all current columns.
+
+    Raises:
+        InvalidRequestError: If a key has a time outside what Python represents.
+    """
     import pyarrow as pa
 
+    kinds = [column.type for column in columns.keys]
+    arrays = [array for array, column in zip(arrays, columns.current, strict=True) if column.is_key]
     if len(arrays) == 1 and (pa.types.is_string(arrays[0].type) or pa.types.is_binary(arrays[0].type)):
         return arrays[0].cast(pa.binary())
-    return pa.array(map(key_of, zip(*(array.to_pylist() for array in arrays), strict=True)), pa.binary())
+    return pa.array(_keys_of_arrays(arrays, kinds), pa.binary())
+
+
+def _keys_of_arrays(arrays: Sequence[Any], kinds: Sequence[ColumnType]) -> list[bytes]:
+    from headrace.wire.typed.array_blocks import block_of_array
+
+    return keys_of_blocks(list(map(block_of_array, arrays, kinds)), kinds, len(arrays[0]))
 
 
 def _has_key_columns(topic: str, columns: TopicColumns) -> SerializationError:

@@ -7,12 +7,12 @@ For example `1 page string required, 2 user int64, 3 country string default "DE"
 batch names its columns by id, so that a column may be renamed, and the id of a dropped one is not used again.
 
 A column without `required` may be null. The columns with `key` are those by which rows are distributed over partitions
-(`key_of`); they are required, and fixed when the topic is created. A batch has the columns that its producer knew; a
-reader gets a column that the batch lacks as its default, or as null.
+(`headrace.wire.typed.row_keys`); they are required, and fixed when the topic is created. A batch has the columns that
+its producer knew; a reader gets a column that the batch lacks as its default, or as null.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -307,17 +307,6 @@ def _breaks(mode: str, what: str, action: str) -> InvalidConfigError:
     whose = {"backward": "new readers could not read old records", "forward": "old readers could not read new records"}
     reason = whose.get(mode, "old or new readers could not read all records")
     return InvalidConfigError(f"columns: {what}: with compatibility={mode} {reason}", action=action)
-
-
-def key_of(values: Sequence[Any]) -> bytes:
-    """Return the key of a row by the values of its key columns: text or bytes unchanged, else a compact JSON array."""
-    if len(values) == 1 and isinstance(values[0], str | bytes):
-        return values[0].encode() if isinstance(values[0], str) else values[0]
-    return json.dumps(values, separators=(",", ":"), ensure_ascii=False, default=_key_part).encode()
-
-
-def _key_part(value: Any) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def writable(batch_text: str, columns: TopicColumns) -> str:

@@ -18,7 +18,8 @@ from headrace.wire.encoding import RowBlocks, column_parts, encode_batch, join_c
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, HeadraceError, InvalidRequestError
 from headrace.wire.typed.json_values import row_of_json
 from headrace.wire.typed.row_blocks import blocks_of_rows
-from headrace.wire.typed.topic_columns import TopicColumns, key_of, parse_columns
+from headrace.wire.typed.row_keys import keys_of_blocks
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 MAX_RECORDS = 10_000
 MAX_RECORDS_BYTES = 1 << 20
@@ -96,7 +97,8 @@ def _rows(records: Sequence[topics_pb2.Record], columns: TopicColumns) -> tuple[
     if any(record.HasField("key") for record in records):
         names = ", ".join(column.name for column in columns.keys)
         raise InvalidRequestError(f"a key is given, but the key is {names}", action="Leave the key out.")
-    return blocks, [key_of([row.get(column.name, column.default_value) for column in columns.keys]) for row in rows]
+    key_blocks = [block for block, column in zip(blocks.blocks, columns.current, strict=True) if column.is_key]
+    return blocks, [*keys_of_blocks(key_blocks, [column.type for column in columns.keys], len(rows))]
 
 
 def _row(place: int, value: bytes, columns: TopicColumns) -> dict[str, Any]:
