@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from headrace.wire.columns import decode_batch
@@ -26,6 +27,7 @@ from headrace.wire.typed.arrow_columns import (
 )
 from headrace.wire.typed.column_types import parse_type
 from headrace.wire.typed.json_values import json_row
+from headrace.wire.typed.row_blocks import blocks_of_rows
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 from headrace.wire.typed.typed_columns import TypedColumns
 
@@ -172,6 +174,36 @@ def test_no_fraction_is_cut_off(text: str, right: object, wrong: object) -> None
     check_row({"a": right}, columns)
     with pytest.raises(InvalidRequestError, match="column a: "):
         check_row({"a": wrong}, columns)
+
+
+FINE = dt.datetime(2026, 1, 1, 15, 30, 0, 999, dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "wrong", "message"),
+    [
+        ("timestamp[ms, UTC]", FINE.replace(microsecond=2_000), FINE, "it is finer than ms"),
+        ("timestamp[s]", FINE.replace(microsecond=0), FINE.replace(microsecond=2_000), "it is finer than s"),
+        ("timestamp[us]", FINE, pd.Timestamp(1, unit="ns"), "it is finer than us"),
+        ("timestamp[ns]", pd.Timestamp(1, unit="ns"), "noon", ""),
+        ("time[s]", dt.time(1, 2, 3), dt.time(1, 2, 3, 4), "it is finer than s"),
+        ("duration[ms]", dt.timedelta(milliseconds=-1), dt.timedelta(microseconds=-1), "it is finer than ms"),
+        ("duration[us]", dt.timedelta(microseconds=1), pd.Timedelta(1, unit="ns"), "it is finer than us"),
+        ("date", dt.datetime(2026, 1, 1), dt.datetime(2026, 1, 1, 15, 30), "it has a time"),
+        ("list<timestamp[s]>", [FINE.replace(microsecond=0), None, 5], [FINE], "it is finer than s"),
+    ],
+)
+def test_no_part_of_a_time_is_cut_off(kind: str, fits: Any, wrong: Any, message: str) -> None:
+    """As in the simple form, of which the blocks are the same."""
+    columns = parse_columns(f"1 a {kind}")
+    limits = {"max_values": 10, "max_bytes": 1_000}
+    check_row({"a": fits}, columns)
+    with pytest.raises(InvalidRequestError, match=f"column a: .*{message}"):
+        check_row({"a": wrong}, columns)
+    if not type(wrong).__module__.startswith("pandas"):
+        blocks_of_rows([{"a": fits if kind != "timestamp[ns]" else 1}], columns, **limits)
+        with pytest.raises(InvalidRequestError, match=f"column a: .*{message}"):
+            blocks_of_rows([{"a": wrong}], columns, **limits)
 
 
 @pytest.mark.parametrize("value", [np.datetime64("NaT", "us"), pa.scalar(None, pa.timestamp("us"))])

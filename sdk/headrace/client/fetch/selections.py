@@ -51,10 +51,23 @@ class NamedSelection:
         return tuple(self.columns.by_name(name) for name in self.names if name not in METADATA_COLUMNS)
 
     @cached_property
+    def ends(self) -> tuple[tuple[TopicColumn, Any, Any], ...]:
+        """`where` with ends that the columns have: Arrow arrays of one value, or `None`.
+
+        Raises:
+            ConfigError: If a value is none of its column's type.
+        """
+        columns = [self.columns.by_name(name) for name, _, _ in self.where]
+        return tuple(
+            (column, _end(column, low, is_low=True), _end(column, high, is_low=False))
+            for column, (_, low, high) in zip(columns, self.where, strict=True)
+        )
+
+    @cached_property
     def on_wire(self) -> ColumnSelection:
         """What is fetched: the returned columns, and those of the ranges."""
-        ids = {column.id for column in self.returned} | {self.columns.by_name(name).id for name, _, _ in self.where}
-        ranges = [_range(self.columns.by_name(name), low, high) for name, low, high in self.where]
+        ids = {column.id for column in self.returned} | {column.id for column, _, _ in self.ends}
+        ranges = [_range(column, low, high) for column, low, high in self.ends]
         rest = self.names is None or not _OF_REST.isdisjoint(self.names)
         return ColumnSelection(frozenset(ids), rest, tuple(each for each in ranges if each is not None))
 
@@ -129,20 +142,16 @@ def filtered(columns: Columns, selection: NamedSelection) -> Columns:
 
 def _kept(columns: Columns, typed: TypedColumns, selection: NamedSelection) -> npt.NDArray[np.bool_]:
     """Return which rows are in all ranges; null is in none."""
-    import pyarrow as pa
     import pyarrow.compute as pc
-
-    from headrace.wire.typed.arrow_columns import arrow_type
 
     kept = np.ones(columns.record_count, np.bool_)
     if selection.on_wire.excludes(columns.header, typed.directory):
         return ~kept
-    for name, low, high in selection.where:
-        column = selection.columns.by_name(name)
+    for column, low, high in selection.ends:
         array = typed.array(column)
         for end, compare in ((low, pc.greater_equal), (high, pc.less_equal)):
             if end is not None:
-                found = compare(array, pa.scalar(end, arrow_type(column.type)))
+                found = compare(array, end[0])
                 kept &= found.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
         if low is None and high is None:
             kept &= array.is_valid().to_numpy(zero_copy_only=False)
@@ -166,8 +175,10 @@ def _header_columns(headers: list[Headers]) -> HeaderColumns:
 
 
 def _range(column: TopicColumn, low: Any, high: Any) -> ColumnRange | None:
-    """Return a range by which batches are skipped; `None` for a column without bounds."""
-    found = [_end(column, value) for value in (low, high)]
+    """Return a range by which batches are skipped, of ends as `ends` has them; `None` for a column without bounds."""
+    from headrace.wire.typed.array_blocks import ArrayBlocks
+
+    found = [(NO_BOUNDS, b"") if end is None else ArrayBlocks(end, column.type).bounds(0, 1)[:2] for end in (low, high)]
     kinds = {kind for kind, _ in found if kind != NO_BOUNDS}
     if len(kinds) != 1:
         return None
@@ -177,20 +188,19 @@ def _range(column: TopicColumn, low: Any, high: Any) -> ColumnRange | None:
     return ColumnRange(column.id, kind, minimum if low_kind == kind else least, maximum if high_kind == kind else most)
 
 
-def _end(column: TopicColumn, value: Any) -> tuple[int, bytes]:
-    """Return the kind of an end and the end, as in the directory; NO_BOUNDS for none.
-
-    Raises:
-        ConfigError: If the value is none of the column's type.
-    """
+def _end(column: TopicColumn, value: Any, *, is_low: bool) -> Any:
+    """Return an end as an array of one value; one that is finer than the column is rounded into the range."""
     import pyarrow as pa
 
-    from headrace.wire.typed.array_blocks import ArrayBlocks
-    from headrace.wire.typed.arrow_columns import array_of_value
+    from headrace.wire.typed.arrow_columns import array_of_value, arrow_type, is_finer
 
+    if value is None:
+        return None
     try:
-        array = array_of_value(value, column.type)
+        if not is_finer(value, column.type):
+            return array_of_value(value, column.type)
+        array = pa.array([value], arrow_type(column.type))  # Rounded down.
+        whole = pa.int32() if array.type.bit_width == 32 else pa.int64()
+        return pa.array([array.view(whole)[0].as_py() + is_low], whole).view(array.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"where: {value!r} is no {column.type}, the type of {column.name}") from error
-    kind, minimum, _ = ArrayBlocks(array, column.type).bounds(0, 1)
-    return kind, minimum

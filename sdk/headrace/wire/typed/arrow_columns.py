@@ -4,6 +4,7 @@ Imports pyarrow, so it is imported on first use only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, time, timedelta
 from functools import lru_cache
 from operator import index
 from typing import Any
@@ -26,6 +27,8 @@ _SIMPLE = {
     "date": pa.date32(),
 }
 _NAMES = {arrow: name for name, arrow in _SIMPLE.items()}
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""By unit; Python has no objects finer than microseconds, and pandas none finer than nanoseconds."""
 _TIMES = {"s": pa.time32, "ms": pa.time32, "us": pa.time64, "ns": pa.time64}
 
 
@@ -305,18 +308,34 @@ def array_of_value(value: Any, kind: ColumnType) -> Any:
     """Return an array of one value.
 
     Raises:
-        ArrowException, TypeError, ValueError, OverflowError: If it is none of the type. pyarrow alone cuts fractions.
+        ArrowException, TypeError, ValueError, OverflowError: If it is none of the type. pyarrow alone cuts fractions of
+            numbers, and times that are finer than the type.
     """
     _check_whole(value, kind)
     return pa.array([value], arrow_type(kind))
 
 
+def is_finer(value: Any, kind: ColumnType) -> bool:
+    """Return whether a value is a time that is finer than a type of dates, times, durations or timestamps."""
+    if kind.name == "date":
+        return isinstance(value, datetime) and value.time() != time.min
+    if kind.unit not in _MICROSECONDS:
+        return False
+    plural = "s" if isinstance(value, timedelta) else ""
+    micros = getattr(value, f"microsecond{plural}", 0)
+    nanos = getattr(value, f"nanosecond{plural}", 0)  # As pandas has them.
+    return bool(nanos or micros % _MICROSECONDS[kind.unit])
+
+
 def _check_whole(value: Any, kind: ColumnType) -> None:
-    """Raise TypeError for a number with a fraction where a whole one is expected, at any depth."""
+    """Raise TypeError or ValueError for a value of which the type has only a part, at any depth."""
     if value is None:
         return
     if kind.name in INTEGERS:
         index(value)
+    elif kind.name == "date" or kind.unit:
+        if is_finer(value, kind):
+            raise ValueError("it has a time" if kind.name == "date" else f"it is finer than {kind.unit}")
     elif kind.name == "list":
         for each in value:
             _check_whole(each, kind.children[0][1])

@@ -210,8 +210,8 @@ def _unscaled(value: Decimal, precision: int, scale: int) -> int:
 def _count(value: Any, kind: ColumnType) -> int:
     """Return the number that is stored of a date, a time, a duration or a timestamp."""
     if kind.name == "date":
-        if isinstance(value, datetime):
-            raise TypeError("it has a time")
+        if isinstance(value, datetime) and value.time() != time.min:
+            raise ValueError("it has a time")
         return int(_of_class(date, value).toordinal()) - _EPOCH_DAY
     if isinstance(value, int) and not isinstance(value, bool) and kind.name != "duration":
         return value
