@@ -28,7 +28,7 @@ from headrace_coordinator.core.schemas.formats import AVRO, SCHEMA_TYPES
 from headrace_coordinator.core.schemas.schema import Reference
 from headrace_coordinator.rpc.schema_routes import ACT, RegistryCall, Route, Text
 from headrace_coordinator.runtime.schema_parser import NewSchema, SchemaParser
-from headrace_coordinator.runtime.schema_store import SchemaStore, check_subject, read_version
+from headrace_coordinator.runtime.schema_store import MAX_NUMBER, SchemaStore, check_subject, read_number, read_version
 from headrace_coordinator.runtime.schema_view import LATEST, SchemaView
 
 MAX_LISTED = 1_000
@@ -124,8 +124,7 @@ class SchemaRequests:
             NotAuthorizedError: If there is none that the caller may see.
         """
         if schema_id is None:
-            text = call.path["schema_id"]
-            schema_id = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+            schema_id = read_number(call.path["schema_id"])
         subjects = dict.fromkeys(use.subject for use in self._view.uses(schema_id))
         if subjects and any(call.access.sees(_KIND, subject) for subject in subjects):
             return self._view.schema(schema_id)
@@ -360,11 +359,12 @@ def _read_schema(body: dict[str, Any]) -> NewSchema:
 
 
 def _read_number(body: dict[str, Any], name: str) -> int:
+    """Return a number of a request; 0 without one, for which clients also send -1."""
     value = body.get(name)
-    if value is None:
+    if value is None or value == -1:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value >= 1 << 31:
-        raise RegistryError(400, f"The field {name} is no number below 2^31.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_NUMBER:
+        raise RegistryError(400, f"The field {name} is no number from 0 to {MAX_NUMBER}.")
     return value
 
 

@@ -39,6 +39,8 @@ from headrace_coordinator.runtime.schema_view import SchemaView
 
 MAX_VERSIONS = 10_000
 """Maximum versions of one subject."""
+MAX_NUMBER = (1 << 31) - 1
+"""Greatest id of a schema, and greatest number of a version."""
 MAX_SUBJECT_CHARACTERS = 255
 MAX_DELETED = 50
 """Versions that one transaction deletes permanently, each perhaps with its schema."""
@@ -140,6 +142,9 @@ class SchemaStore:
         if wanted_id and (schema_id != wanted_id or (known is None and wanted_id in self._view.schemas)):
             raise not_permitted(f"Overwrite new schema with id {wanted_id} is not permitted.")
         version = wanted_version or max((each.version for each in after.versions), default=0) + 1
+        if max(schema_id, version) > MAX_NUMBER:
+            what = "id" if schema_id > MAX_NUMBER else f"version of subject '{subject}'"
+            raise not_permitted(f"The greatest {what}, {MAX_NUMBER}, is in use: there is no next one.")
         kept = [each for each in after.versions if each.version != version]
         if len(kept) != len(after.versions):
             raise not_permitted(f"Version {version} of subject '{subject}' has another schema.")
@@ -373,13 +378,20 @@ def read_version(text: str, latest: int) -> int:
     """
     if text in ("latest", "-1"):
         return latest
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+    version = read_number(text)
+    if not version:
         raise RegistryError(
             42202,
             f"The specified version '{text[:64]}' is not a valid version id. Allowed values are between [1, 2^31-1] "
             'and the string "latest"',
         )
-    return int(text)
+    return version
+
+
+def read_number(text: str) -> int:
+    """Return the id or the version in a path; 0 if it is no number from 1 to 2^31 - 1."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER))
+    return int(text) if is_number and int(text) <= MAX_NUMBER else 0
 
 
 def _puts(values: dict[str, Message]) -> tuple[Operation, ...]:

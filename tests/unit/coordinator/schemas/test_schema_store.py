@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 from headrace_coordinator.core.schemas.compatibility import Compatibility
 from headrace_coordinator.core.schemas.errors import RegistryError
+from headrace_coordinator.rpc import schema_requests
+from headrace_coordinator.rpc.schema_routes import RegistryCall
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.schema_parser import NewSchema, SchemaParser
 from headrace_coordinator.runtime.schema_store import SchemaStore
@@ -27,7 +30,7 @@ class Registry:
         self.parts = parts
         self.view = SchemaView(parts.keyspace, source)
         limits = MetadataLimits(GroupBounds(10, 10, 1 << 20))
-        parser = SchemaParser(self.view)
+        self.parser = parser = SchemaParser(self.view)
         self.store = SchemaStore(parts.writes, source, self.view, parts.keyspace, parser, limits, max_bytes=1 << 20)
 
     async def fill(self, versions):
@@ -39,6 +42,15 @@ class Registry:
 
     async def delete(self, version, *, permanent=False):
         return await self.store.delete_version("s", version, self.parts.deadline, permanent=permanent)
+
+    async def get(self, route, **path):
+        """The answer to a caller who may do everything."""
+        requests = schema_requests.SchemaRequests(self.view, self.parser, self.store)
+        access = SimpleNamespace(
+            allows=lambda *_: True, allows_all=lambda *_: True, sees=lambda *_: True, require=lambda *_: None
+        )
+        (handle,) = (each.handler for each in requests.routes() if (each.method, each.path) == ("GET", route))
+        return await handle(RegistryCall(access, path, {}, b"", self.parts.deadline))
 
     def versions(self):
         return [(each.version, each.deleted) for each in self.view.versions("s", deleted=True)]
@@ -99,3 +111,44 @@ async def test_of_two_deletions_of_the_latest_version_at_once_none_deletes_the_o
         found.parts.metastore.before_txn = delete_first
         assert await found.delete(LATEST) == 3
         assert found.versions() == [(1, False), (2, False), (3, True)]
+
+
+GREATEST = 2**31 - 1
+
+
+async def test_every_id_and_version_that_is_imported_can_be_read():
+    """Up to those of ten digits, after which there is no next one."""
+    async with registry(versions=0) as found:
+        for number, subject in ((999_999_999, "a"), (1_500_000_000, "b"), (GREATEST, "c")):
+            await found.store.set_mode(subject, "IMPORT", found.parts.deadline)
+            new = NewSchema("AVRO", json.dumps({"type": "fixed", "name": subject, "size": 1}))
+            assert await found.store.register(subject, new, found.parts.deadline, schema_id=number, version=number) == (
+                number,
+                number,
+            )
+            answer = await found.get("/schemas/ids/{schema_id}/versions", schema_id=str(number))
+            assert answer == [{"subject": subject, "version": number}]
+            answer = await found.get("/subjects/{subject}/versions/{version}", subject=subject, version=str(number))
+            assert (answer["id"], answer["version"]) == (number, number)
+        for number in ("2147483648", "99999999999", "0", "x"):
+            with pytest.raises(RegistryError, match="Schema not found"):
+                await found.get("/schemas/ids/{schema_id}", schema_id=number)
+            with pytest.raises(RegistryError, match="is not a valid version id"):
+                await found.get("/subjects/{subject}/versions/{version}", subject="a", version=number)
+        with pytest.raises(RegistryError, match="The greatest id, 2147483647, is in use"):
+            await found.store.register("d", NewSchema("AVRO", '"int"'), found.parts.deadline)
+        await found.store.set_mode("c", "", found.parts.deadline)
+        known = NewSchema("AVRO", json.dumps({"type": "fixed", "name": "a", "size": 1}))
+        with pytest.raises(RegistryError, match="The greatest version of subject 'c', 2147483647, is in use"):
+            await found.store.register("c", known, found.parts.deadline)
+
+
+@pytest.mark.parametrize(("number", "read"), [(None, 0), (-1, 0), (7, 7), (GREATEST, GREATEST)])
+def test_numbers_of_a_request(number, read):
+    assert schema_requests._read_number({"id": number}, "id") == read
+
+
+@pytest.mark.parametrize("number", [-2, GREATEST + 1, True, "7", 1.5])
+def test_what_is_no_number_of_a_request(number):
+    with pytest.raises(RegistryError, match="The field id is no number from 0 to 2147483647"):
+        schema_requests._read_number({"id": number}, "id")
