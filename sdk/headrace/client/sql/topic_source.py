@@ -1,7 +1,7 @@
 """Topic as a table of a query: a stream of Arrow batches, of the columns and within the bounds that the query needs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +26,8 @@ COUNTED_ROWS = 1 << 17
 _UNTYPED = SCHEMA.names
 _WITHOUT_ORDER = {"float", "double"}
 """Types of which SQL compares NaN in another way than Arrow: ranges of theirs are left to DuckDB."""
+_MICROSECOND = timedelta(microseconds=1)
+"""What may be missing of a bound of a column in nanoseconds: DuckDB compares, or at least returns, microseconds."""
 Range = tuple[Any, Any]
 """Lowest and highest value of a column, included; `None` for no end."""
 
@@ -74,7 +76,7 @@ class TopicSource:
 
     def _value(self, connection: Any, bound: Bound) -> Any:
         """Return the value of a bound; `None` if it does not narrow what is read."""
-        type_name = ""
+        type_name, is_cut = "", False
         if bound.column == self._offset:
             type_name = "BIGINT"
         elif bound.column == self._timestamp:
@@ -84,10 +86,13 @@ class TopicSource:
             column = next((each for each in self._columns.current if each.name == bound.column), None)
             if column is not None and column.type.name not in _WITHOUT_ORDER and not column.type.children:
                 type_name = _type_name(connection, self._columns, bound.column)
+                is_cut = column.type.unit == "ns"
         if not type_name:
             return None
         try:
             value = value_of(connection, bound.expression, type_name)
+            if is_cut and value is not None:  # Of a time of day, which has no sum, nothing is known then.
+                value += -_MICROSECOND if bound.end == "low" else _MICROSECOND
         except Exception:
             return None
         return value if bound.column != self._timestamp or isinstance(value, datetime) else None
