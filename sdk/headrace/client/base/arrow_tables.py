@@ -23,6 +23,7 @@ from headrace.wire.arrow_constants import HEADERS, TIMESTAMP, zeros
 from headrace.wire.decoded import BinaryColumn
 from headrace.wire.errors import InvalidRequestError
 from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_type
+from headrace.wire.typed.column_types import widens
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
 SCHEMA = pa.schema(
@@ -101,8 +102,32 @@ def typed_batch_of(decoded: DecodedBatch, columns: Sequence[TopicColumn | str], 
 
 
 def _typed_table_of(decoded_batches: Sequence[DecodedBatch], names: Sequence[str] | None) -> Any:
-    newest = max(decoded_batches, key=lambda decoded: max(column.id for column in decoded.current_columns))
+    """Return a table with the newest columns that the reader knows, of types that all values fit.
+
+    Later batches may be returned with newer metadata than earlier ones, and all metadata may be older than a batch.
+    """
+    newest = max(reversed(decoded_batches), key=lambda decoded: max(column.id for column in decoded.current_columns))
     columns = typed_columns_of(newest.current_columns, names)
+    known = {id(each.topic_columns): each.current_columns for each in decoded_batches}
+    for current in known.values():
+        columns = [each if isinstance(each, str) else _widened(each, current) for each in columns]
+    try:
+        return _table_with(decoded_batches, columns)
+    except InvalidRequestError:  # A value is of a wider type than the metadata have.
+        for decoded in decoded_batches:
+            typed = decoded.columns.typed
+            assert typed is not None, "the batch is typed"
+            columns = [each if isinstance(each, str) else typed.widest(each) for each in columns]
+        return _table_with(decoded_batches, columns)
+
+
+def _widened(column: TopicColumn, current: Sequence[TopicColumn]) -> TopicColumn:
+    """Return a column with its type among some columns, if that is wider."""
+    found = next((each.type for each in current if each.id == column.id), column.type)
+    return replace(column, type=found) if found != column.type and widens(column.type, found) else column
+
+
+def _table_with(decoded_batches: Sequence[DecodedBatch], columns: Sequence[TopicColumn | str]) -> Any:
     schema = typed_schema(columns)
     return pa.Table.from_batches([typed_batch_of(decoded, columns, schema) for decoded in decoded_batches], schema)
 

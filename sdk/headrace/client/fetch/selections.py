@@ -148,7 +148,7 @@ def _kept(columns: Columns, typed: TypedColumns, selection: NamedSelection) -> n
     if selection.on_wire.excludes(columns.header, typed.directory):
         return ~kept
     for column, low, high in selection.ends:
-        array = typed.array(column)
+        array = typed.array(typed.widest(column))
         for end, compare in ((low, pc.greater_equal), (high, pc.less_equal)):
             if end is not None:
                 found = compare(array, end[0])

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from itertools import compress
 from typing import Any
@@ -12,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.wire.batch import BatchHeader
-from headrace.wire.errors import CorruptBatchError
+from headrace.wire.errors import CorruptBatchError, InvalidRequestError
 from headrace.wire.typed.blocks import NESTED_BYTES, BlockArray, object_bytes, read_block, values_of
-from headrace.wire.typed.column_types import INTEGERS
+from headrace.wire.typed.column_types import INTEGERS, widens
 from headrace.wire.typed.json_values import json_row
 from headrace.wire.typed.payload import Directory, block_of
 from headrace.wire.typed.topic_columns import TopicColumn
@@ -76,6 +77,7 @@ class TypedColumns:
 
         Raises:
             CorruptBatchError: If the block is wrong, or its values do not fit.
+            InvalidRequestError: If a value does not fit, which is one of a wider type that the topic has since, or had.
         """
         from headrace.wire.typed import arrow_columns
 
@@ -89,8 +91,21 @@ class TypedColumns:
             return found
         try:
             return found.cast(wanted)
-        except ValueError as error:
+        except (ValueError, NotImplementedError) as error:
+            if self.widest(column) is not column:
+                raise InvalidRequestError(
+                    f"column {column.name}: {error}: the batch has {self.columns[place].type}",
+                    action="Read it with the topic's present columns.",
+                ) from error
             raise self._error(self.columns[place], error) from error
+
+    def widest(self, column: TopicColumn) -> TopicColumn:
+        """Return a topic's column, with its type in this batch if that is wider."""
+        place = self._place(column)
+        if place is None or self.columns[place].type == column.type:
+            return column
+        written = self.columns[place].type
+        return replace(column, type=written) if widens(column.type, written) else column
 
     def values(self, column: TopicColumn) -> list[Any]:
         """Return the values of a topic's column as Python objects, as `array`; see `values_of`."""
