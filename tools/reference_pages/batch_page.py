@@ -54,7 +54,8 @@ The leader checks a batch once, before the append (`headrace.wire.batch.check_ba
    no bits past `n`, gaps are zero, the names of headers are UTF-8, no record has more than 1,000 headers and no batch
    more than 1,000,000; the smallest and greatest timestamps are the header's.
 9. Of a typed batch: the checksums of the directory and of every block, their sizes, and that the columns are those of
-   the topic (`headrace.wire.typed.topic_columns.writable`). The values in the blocks are not looked at.
+   the topic (`headrace.wire.typed.topic_columns.writable`), and null_count of a required one is 0. The values in the
+   blocks are not looked at.
 
 Every reader can decode a batch that passes. A topic with `validate=header` omits decompression and columns
 (7 and 8). Followers check both checksums.
