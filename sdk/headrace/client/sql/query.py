@@ -3,6 +3,7 @@
 result = headrace.sql("select page, count(*) from clicks where ts > now() - interval 1 hour group by 1")
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -13,7 +14,9 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import ReaderSettings
 from headrace.client.consumer.reader_core import OffsetPoint
 from headrace.client.sql.temporary import QueryDirectory
-from headrace.wire.errors import InvalidRequestError
+from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError
+
+_NO_TABLE = re.compile(r'Table with name "?(.+?)"? does not exist')
 
 
 class SqlResult:
@@ -38,10 +41,12 @@ class SqlResult:
             # Which DuckDB prints to the standard output, where the result may be, also if that is no terminal.
             self._connection.execute("set enable_progress_bar = false")
             self._connection.execute("set timezone = 'UTC'")
+            # Of which a table that is no topic would be a variable of this module.
+            self._connection.execute("set python_enable_replacements = false")
             self._relation = self._prepared(query, start, end, settings)
         except duckdb.Error as error:
             self.close()
-            raise InvalidRequestError(f"the query: {error}", action="Change the query.") from error
+            raise _error_of(error) from error
         except BaseException:
             self.close()
             raise
@@ -187,7 +192,7 @@ class SqlResult:
 
 
 class _translated:
-    """Raises DuckDB's errors as `InvalidRequestError`; those of reading topics unchanged."""
+    """Raises DuckDB's errors as those of headrace; those of reading topics unchanged."""
 
     def __init__(self, error: type[Exception]) -> None:
         self._error = error
@@ -197,7 +202,18 @@ class _translated:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, self._error):
-            raise InvalidRequestError(f"the query: {error}", action="Change the query.") from error
+            raise _error_of(error) from error
+
+
+def _error_of(error: Exception) -> HeadraceError:
+    """Return the error for one of DuckDB, which takes a topic that does not exist for one of its own tables."""
+    missing = _NO_TABLE.search(str(error))
+    if missing is None:
+        return InvalidRequestError(f"the query: {error}", action="Change the query.")
+    return UnknownTopicError(
+        f"the query: there is no topic {missing[1]!r}, or you may not see it",
+        action="Check its name with `headrace topic list`; a name with dots or hyphens is in double quotes.",
+    )
 
 
 def sql(
@@ -226,6 +242,7 @@ def sql(
 
     Raises:
         ImportError: If DuckDB is not installed; install `headrace[sql]`.
+        UnknownTopicError: If a table is no topic, and nothing that DuckDB knows.
         InvalidRequestError: If DuckDB cannot run the query; the message has its reason.
         NoBrokersAvailableError: If no address responded.
     """
