@@ -296,6 +296,39 @@ def test_windows_follow_each_other(cluster):
     assert sorted(found) == list(range(40))
 
 
+def test_windows_continue_with_the_records_of_a_topic_that_is_created_again(cluster):
+    """Its offsets begin again, below the end of the last window; nor does it end the command that the topic is gone."""
+    client = {"bootstrap_servers": cluster.bootstrap_servers}
+    with headrace.Admin(**client) as admin:
+        admin.create_topic("tocks", partitions=1, columns="n int64 required")
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "headrace.cli", "sql", "select n from tocks", "--follow", "0.1", "-o", "json",
+                "--bootstrap-servers", cluster.bootstrap_servers,
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        found: list[int] = []
+        try:
+            assert b"every 0.1 s" in process.stderr.readline()
+            with headrace.Producer(**client) as producer:
+                producer.send_table("tocks", pa.table({"n": range(20)})).result()
+            while len(found) < 20:
+                found.append(json.loads(process.stdout.readline())["n"])
+            admin.delete_topic("tocks")
+            while b"no window: " not in (line := process.stderr.readline()):
+                assert line, "the command has ended"
+            admin.create_topic("tocks", partitions=1, columns="n int64 required")
+            with headrace.Producer(**client) as producer:
+                producer.send_table("tocks", pa.table({"n": range(20, 25)})).result()
+            while len(found) < 25:
+                found.append(json.loads(process.stdout.readline())["n"])
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+    assert found == list(range(25))
+
+
 def sorted_ok(cluster):
     """Return whether a sort of everything fits into little memory, with the help of the disk."""
     query = "select ts, tags from clicks order by ts desc"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
@@ -103,8 +103,12 @@ def _stream(file: Path | None) -> Iterator[IO[bytes]]:
 def _follow(
     session: Session, query: str, seconds: float, output: SqlOutput, file: Path | None, settings: dict[str, Any]
 ) -> None:
-    """Run the query over one window after the other, each from where the one before it ended."""
+    """Run the query over one window after the other, each from where the one before it ended.
+
+    While the topic does not exist, or a server is not available, there is no window; the next one has its records.
+    """
     from headrace.client.sql.query import topics_of
+    from headrace.wire.errors import HeadraceError, UnknownTopicError
 
     if output in {SqlOutput.ARROW, SqlOutput.PARQUET} or file is not None:
         raise UsageProblem("--follow prints table, json or csv to standard output")
@@ -112,9 +116,11 @@ def _follow(
     if len(topics) != 1:
         raise UsageProblem(f"--follow needs a query of one topic, this one has {len(topics)}")
 
-    def ends() -> dict[int, int]:
+    def ends() -> _Ends:
         with session.admin() as admin:
-            return {where.partition: found.offset for where, found in admin.list_offsets(topics[0], "latest").items()}
+            topic_id = admin.describe_topic(topics[0]).topic_id  # First: the ends may be those of a newer topic.
+            found = admin.list_offsets(topics[0], "latest")
+        return _Ends(topic_id, {where.partition: each.offset for where, each in found.items()})
 
     started, before = time.monotonic(), ends()
     session.note(f"every {seconds:g} s the records of that time; Ctrl-C ends it")
@@ -122,11 +128,34 @@ def _follow(
     while True:
         windows += 1
         time.sleep(max(0.0, started + windows * seconds - time.monotonic()))
-        now = ends()
+        try:
+            now = ends()
+        except HeadraceError as error:
+            if not error.retriable and not isinstance(error, UnknownTopicError):
+                raise
+            session.note(f"no window: {error.message}")
+            continue
+        if now.topic_id != before.topic_id:
+            session.note(f"{topics[0]} was deleted and created again")
         session.note(f"-- {datetime.now(UTC).isoformat(timespec='seconds').replace('+00:00', 'Z')}")
-        start = {partition: before.get(partition, 0) for partition in now}
-        _run(session, query, output, None, settings, start=start, end=now)
-        before = now
+        try:
+            _run(session, query, output, None, settings, start=now.since(before), end=now.offsets)
+        except UnknownTopicError as error:
+            session.note(f"no window: {error.message}")
+        else:
+            before = now
+
+
+class _Ends(NamedTuple):
+    """Ends of a topic's partitions, at which a window ends."""
+
+    topic_id: bytes
+    offsets: dict[int, int]
+
+    def since(self, before: "_Ends") -> dict[int, int]:
+        """Return the starts of the window from `before` to here: of another topic of the same name, all records."""
+        known = before.offsets if before.topic_id == self.topic_id else {}
+        return {partition: known.get(partition, 0) for partition in self.offsets}
 
 
 def _prompt(session: Session, output: SqlOutput, settings: dict[str, Any]) -> None:
