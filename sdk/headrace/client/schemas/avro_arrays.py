@@ -69,7 +69,9 @@ class RecordArrays:
                     raise NotDecodedError
                 continue
             default = field.get("default", ...)
-            if default is ... or (default is not None and without_null(field["type"])[0] not in _WITH_DEFAULT):
+            kind, _ = without_null(field["type"])
+            has_array = default is None or (isinstance(kind, str) and kind in _WITH_DEFAULT)
+            if default is ... or not has_array:  # A type of several parts, such as an array or a time, is a dict.
                 raise NotDecodedError
             self._defaults[field["name"]] = default
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import fastavro
@@ -11,13 +12,14 @@ import pytest
 from headrace.client.base.errors import SerializationError
 from headrace.client.schemas import avro_cursor
 from headrace.client.schemas.avro_columns import columns_of_avro
-from headrace.client.schemas.avro_tables import AvroTables
+from headrace.client.schemas.avro_tables import AvroRows, AvroTables
 from headrace.client.schemas.registry import RegisteredSchema, SchemaRegistry
 from headrace.client.schemas.table_schema import TableSchema
 from headrace.client.schemas.wire_header import HEADER
 from headrace.wire.decoded import BinaryColumn
 from headrace.wire.encoding import join_column
 from headrace.wire.errors import InvalidConfigError
+from headrace.wire.typed.arrow_columns import arrays_of_rows
 
 
 def record(*fields: Any, name: str = "R") -> dict[str, Any]:
@@ -140,6 +142,32 @@ def test_rows_are_those_of_the_readers_schema() -> None:
     assert reader is not None
     assert str(reader.columns) == 'count int64 required, id string required default "none"'
     assert reader.row(old) == {"count": 3, "id": "none"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "found"),
+    [
+        ({"type": "array", "items": "string"}, [], []),
+        ({"type": "map", "values": "int"}, {"a": 1}, [("a", 1)]),
+        ({"type": "enum", "name": "Colour", "symbols": ["RED"]}, "RED", "RED"),
+        (logical("long", "timestamp-millis"), 0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (logical("string", "uuid"), "none", "none"),
+        ({"type": "string"}, "", ""),
+        (["null", {"type": "array", "items": "int"}], None, None),
+        ("double", 1, 1.0),
+    ],
+)
+def test_a_new_field_has_its_default_in_a_table(kind: Any, default: Any, found: Any) -> None:
+    """Of whatever type; `arrays` leaves most to `row`."""
+    new = record(field("item", "string"), field("more", kind, default=default))
+    values = join_column("value", [value(1, OLD, {"item": "tea", "count": 3})])
+    columns = BinaryColumn(values.offsets, memoryview(values.data), None)
+    reader = AvroTables(TableSchema(Known(OLD, new), "AVRO", json.dumps(new), "", ())).reader(())
+    assert isinstance(reader, AvroRows)
+    arrays = reader.arrays(columns, reader.columns)
+    if arrays is None:
+        arrays = arrays_of_rows([reader.row(bytes(values.data))], reader.columns)
+    assert [array.to_pylist() for array in arrays] == [["tea"], [found]]
 
 
 def test_without_a_schema_rows_are_those_of_the_newest_value() -> None:
