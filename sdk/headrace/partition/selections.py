@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from headrace.v1 import broker_pb2
 from headrace.wire.errors import CorruptBatchError, InvalidRequestError
 from headrace.wire.typed.payload import NO_BOUNDS, TEXT
-from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select
+from headrace.wire.typed.selection import MAX_RANGES, ColumnRange, ColumnSelection, select
 from headrace.wire.typed.topic_columns import MAX_COLUMNS
 
 if TYPE_CHECKING:
     from headrace.log.slices import Slice
 
-MAX_RANGES = 16
 LOCATED_FACTOR = 16
 """A selection is searched in this many times the bytes that the caller takes."""
 

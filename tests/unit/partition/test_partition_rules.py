@@ -10,7 +10,7 @@ from headrace.partition.batch_cache import RecordValue
 from headrace.partition.batch_checks import AppendResult, check_produced, find_compressed, inflatable
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.row_writes import identity_of, read_row_write
-from headrace.partition.selections import MAX_RANGES, read_selected, selection_of
+from headrace.partition.selections import read_selected, selection_of
 from headrace.partition.table_rows import MAX_ANSWER_BYTES, FittingValues, FoundRow, RowsAnswer, look_up, wanted_columns
 from headrace.partition.table_state import ColumnSlice, RowOffsets
 from headrace.partition.topic_configs import parse_topic_config
@@ -27,6 +27,7 @@ from headrace.wire.errors import (
 )
 from headrace.wire.typed.array_blocks import block_of_array
 from headrace.wire.typed.payload import INT64
+from headrace.wire.typed.selection import MAX_RANGES
 from headrace.wire.typed.topic_columns import parse_columns
 
 from tests.unit.wire.test_wire_typed_payload import COLUMNS, typed

@@ -18,7 +18,7 @@ from headrace.wire.batch import BatchFlags
 from headrace.wire.decoded import BinaryColumn, Columns, HeaderColumns, Headers
 from headrace.wire.encoding import join_column
 from headrace.wire.typed.payload import DOUBLE, INT64, NO_BOUNDS, TEXT, UINT64
-from headrace.wire.typed.selection import ColumnRange, ColumnSelection
+from headrace.wire.typed.selection import MAX_RANGES, ColumnRange, ColumnSelection
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns, parse_columns
 from headrace.wire.typed.typed_columns import TypedColumns
 
@@ -65,11 +65,11 @@ class NamedSelection:
 
     @cached_property
     def on_wire(self) -> ColumnSelection:
-        """What is fetched: the returned columns, and those of the ranges."""
+        """What is fetched: the returned columns, and those of the ranges; at most as many ranges as a broker takes."""
         ids = {column.id for column in self.returned} | {column.id for column, _, _ in self.ends}
         ranges = [_range(column, low, high) for column, low, high in self.ends]
         rest = self.names is None or not _OF_REST.isdisjoint(self.names)
-        return ColumnSelection(frozenset(ids), rest, tuple(each for each in ranges if each is not None))
+        return ColumnSelection(frozenset(ids), rest, tuple(each for each in ranges if each is not None)[:MAX_RANGES])
 
     @cached_property
     def message(self) -> broker_pb2.ColumnSelection:

@@ -14,6 +14,8 @@ from headrace.wire.batch import HEADER_BYTES, STAMP_BYTES, BatchHeader, read_hea
 from headrace.wire.errors import CorruptBatchError
 from headrace.wire.typed.payload import DOUBLE, HEAD, INT64, NO_BOUNDS, UINT64, Directory, Entry, read_directory
 
+MAX_RANGES = 16
+"""Maximum ranges of a selection. A reader with more sends the first ones, by which batches are skipped."""
 HEAD_BYTES = 16 << 10
 """Bytes read for the header and the directory of a batch; more if the directory is larger."""
 _UNPACK: dict[int, Callable[[bytes], Any]] = {

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from headrace.client.base.errors import ConfigError
 from headrace.client.fetch.selections import filtered, named_selection
+from headrace.partition.selections import selection_of
+from headrace.v1 import broker_pb2
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.typed.array_blocks import block_of_array
@@ -64,3 +66,18 @@ def test_the_end_of_a_day_is_an_end() -> None:
 def test_an_end_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="where: 'noon' is no timestamp"):
         rows_within("timestamp[ms]", [1], None, "noon")
+
+
+def test_ranges_beyond_those_that_a_broker_takes_are_filtered_by_the_reader() -> None:
+    """A broker refuses more than 16."""
+    columns = parse_columns(", ".join(f"{number} c{number} int64" for number in range(1, 18)))
+    arrays = [pa.array([1, 2], pa.int64())] * 16 + [pa.array([0, 1], pa.int64())]
+    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
+    batch = b"".join(column_parts(RowBlocks(columns.batch_text, blocks, 2), base_timestamp_ms=0))
+    where = {column.name: (1, None) for column in columns.current}
+    selection = named_selection("t", str(columns), None, where)
+    assert selection is not None
+    asked = selection_of(broker_pb2.TopicFetch(selection=selection.message))
+    assert asked == selection.on_wire
+    assert [each.column_id for each in selection.message.ranges] == list(range(1, 17))
+    assert list(filtered(decode_batch(batch, max_payload_bytes=1 << 20), selection).offsets()) == [1]
