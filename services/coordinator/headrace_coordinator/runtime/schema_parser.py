@@ -57,7 +57,7 @@ class SchemaParser:
         self._compiler = ProtoCompiler()
         self._permits = asyncio.Semaphore(MAX_PARSERS)
         self._checked: OrderedDict[object, CheckedSchema] = OrderedDict()
-        self._parsed: OrderedDict[bytes, ParsedSchema] = OrderedDict()
+        self._parsed: OrderedDict[object, ParsedSchema] = OrderedDict()
 
     async def check(self, new: NewSchema) -> CheckedSchema:
         """Return a schema that is valid, with the versions of its references resolved.
@@ -71,11 +71,12 @@ class SchemaParser:
             raise invalid_schema(f"it has more than {MAX_SCHEMA_BYTES} bytes or {MAX_REFERENCES} references")
         references = [self._resolve(reference) for reference in new.references]
         texts = {name: self._stored_text(schema, 1) for (name, _, _), schema in references}
-        known = (new.schema_type, new.text, tuple((each, schema.digest) for each, schema in references))
+        resolved = tuple(each for each, _ in references)
+        known = (new.schema_type, new.text, resolved, SchemaText("", references=texts).contents())
         found = self._checked.get(known)
         if found is None:
             try:
-                found = await self._parse(new, [each for each, _ in references], texts)
+                found = await self._parse(new, resolved, texts)
             except InvalidSchemaError as error:
                 raise invalid_schema(f"{error}") from error
             self._checked[known] = found
@@ -163,13 +164,14 @@ class SchemaParser:
         for each in schema.references:
             found = self._view.version(each.subject, each.version, deleted=True)
             references[each.name] = self._stored_text(self._view.schema(found.schema_id), depth + 1)
-        return SchemaText(schema.text, schema.file_descriptor, references)
+        return SchemaText(schema.text, schema.file_descriptor, references, schema.digest)
 
     def _remembered(self, schema: metadata_pb2.StoredSchema, text: SchemaText) -> ParsedSchema:
         """Return a stored schema parsed; called in threads."""
-        found = self._parsed.get(schema.digest)
+        known = schema.digest, text.contents()
+        found = self._parsed.get(known)
         if found is None:
-            found = self._parsed[schema.digest] = parse_schema(schema.schema_type, text)
+            found = self._parsed[known] = parse_schema(schema.schema_type, text)
             while len(self._parsed) > MAX_REMEMBERED:
                 self._parsed.popitem(last=False)
         return found

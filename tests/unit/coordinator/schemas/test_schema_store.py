@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from headrace_coordinator.core.schemas.compatibility import Compatibility
 from headrace_coordinator.core.schemas.errors import RegistryError
+from headrace_coordinator.core.schemas.schema import Reference
 from headrace_coordinator.rpc import schema_requests
 from headrace_coordinator.rpc.schema_routes import RegistryCall
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
@@ -111,6 +112,47 @@ async def test_of_two_deletions_of_the_latest_version_at_once_none_deletes_the_o
         found.parts.metastore.before_txn = delete_first
         assert await found.delete(LATEST) == 3
         assert found.versions() == [(1, False), (2, False), (3, True)]
+
+
+def money(kind):
+    return {"type": "record", "name": "Money", "fields": [{"name": "amount", "type": kind}]}
+
+
+def holder(name, of):
+    """A record with a field of another type, and a field that may be left out."""
+    fields = [{"name": "held", "type": of}, {"name": "note", "type": "string", "default": ""}]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+async def test_a_schema_is_compared_with_what_its_references_say_now(levels):
+    """A subject that is deleted permanently begins again with version 1, perhaps of another schema."""
+    async with registry(versions=0) as found:
+        await found.store.set_compatibility(None, Compatibility.BACKWARD, found.parts.deadline)
+        used = Reference("Money", "money", 1) if levels == 1 else Reference("Wallet", "wallet", 1)
+        order = holder("Order", used.name)
+
+        async def has_conflicts(kind):
+            """Whether an order of whole numbers, and the same order, may follow an order whose money is of a kind."""
+            of_money = (Reference("Money", "money", 1),)
+            schemas = [("money", money(kind), ()), ("wallet", holder("Wallet", "Money"), of_money)]
+            for subject, schema, references in [*schemas[:levels], ("order", order, (used,))]:
+                new = NewSchema("AVRO", json.dumps(schema), references)
+                assert (await found.store.register(subject, new, found.parts.deadline))[1] == 1
+            inside = money("int") if levels == 1 else holder("Wallet", money("int"))
+            said = []
+            for schema, references in ((holder("Order", inside), ()), (order, (used,))):
+                checked = await found.parser.check(NewSchema("AVRO", json.dumps(schema), references))
+                versions = found.view.versions("order")
+                said.append(bool(await found.parser.find_conflicts(checked, versions, Compatibility.BACKWARD)))
+            for subject in ["order", "wallet", "money"] if levels == 2 else ["order", "money"]:
+                for permanent in (False, True):
+                    await found.store.delete_subject(subject, found.parts.deadline, permanent=permanent)
+            return said
+
+        assert await has_conflicts("int") == [False, False]
+        assert await has_conflicts("string") == [True, False]
+        assert await has_conflicts("int") == [False, False]
 
 
 GREATEST = 2**31 - 1

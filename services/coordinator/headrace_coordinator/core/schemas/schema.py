@@ -48,6 +48,8 @@ class SchemaText:
     """Of a Protobuf schema: its serialized `FileDescriptorProto`."""
     references: Mapping[str, SchemaText] = field(default_factory=dict)
     """By the name of the reference."""
+    digest: bytes = b""
+    """Of a stored schema: of its canonical text and of the numbers of its references, not of what these say."""
 
     def dependencies(self) -> dict[str, SchemaText]:
         """Return the schemas that it refers to, directly or through others, each once and after those it refers to."""
@@ -56,6 +58,10 @@ class SchemaText:
             found.update((each, schema) for each, schema in reference.dependencies().items() if each not in found)
             found.setdefault(name, reference)
         return found
+
+    def contents(self) -> tuple[tuple[str, bytes], ...]:
+        """Return the digests of all schemas that it refers to: a deleted subject may be made again with others."""
+        return tuple((name, each.digest) for name, each in self.dependencies().items())
 
 
 class ParsedSchema(Protocol):
