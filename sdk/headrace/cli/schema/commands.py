@@ -78,9 +78,9 @@ def list_schemas(
     client = open_registry(session, registry)
     if subject:
         versions = client.request("GET", f"/subjects/{quote(subject, safe='')}/versions")
-        found = [client.request("GET", f"/subjects/{quote(subject, safe='')}/versions/{each}") for each in versions]
+        found = (client.request("GET", f"/subjects/{quote(subject, safe='')}/versions/{each}") for each in versions)
     else:
-        found = client.request("GET", "/schemas?latestOnly=true")
+        found = client.list_latest()
     rows: list[dict[str, JsonValue]] = [
         {
             "subject": each["subject"],

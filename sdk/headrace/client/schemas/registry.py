@@ -8,7 +8,7 @@ import json
 import urllib.error
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
@@ -24,6 +24,10 @@ from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, TransportErr
 MAX_SCHEMAS = 1_000
 """Schemas that a client keeps; the one that was fetched first goes first."""
 MAX_ANSWER_BYTES = 16 << 20
+PAGE_SCHEMAS = 100
+"""Schemas requested at once of a list; fewer if they are too large together."""
+TOO_LARGE = 413
+"""HTTP status of a list that is too large."""
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _CODES = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.NOT_AUTHORIZED, 409: ErrorCode.CONFLICT}
 
@@ -189,6 +193,24 @@ class SchemaRegistry:
             found[reference.name] = referred.text
         return found
 
+    def list_latest(self) -> Iterator[dict[str, Any]]:
+        """Yield the latest version of every subject as the registry describes it; raise as `by_id`."""
+        listed: set[str] = set()
+        limit = PAGE_SCHEMAS
+        while True:
+            try:
+                page = self.request("GET", f"/schemas?latestOnly=true&offset={len(listed)}&limit={limit}")
+            except SchemaRegistryError as error:
+                if error.status != TOO_LARGE or limit == 1:
+                    raise
+                limit //= 2
+                continue
+            more = [each for each in page if each["subject"] not in listed]
+            if not more:  # Also of a registry that returns all of them whatever the offset.
+                return
+            yield from more
+            listed.update(each["subject"] for each in more)
+
     # --- requests ---
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -220,9 +242,13 @@ class SchemaRegistry:
         seconds = self._config.request_timeout_ms / 1_000
         try:
             with urllib.request.build_opener(https, _NoRedirects).open(request, timeout=seconds) as answer:
-                return json.loads(answer.read(MAX_ANSWER_BYTES))
+                found = answer.read(MAX_ANSWER_BYTES + 1)
         except urllib.error.HTTPError as error:
             raise _refused(error) from None
+        if len(found) > MAX_ANSWER_BYTES:
+            message = f"the answer to {method} {path} has more than {MAX_ANSWER_BYTES} bytes"
+            raise SchemaRegistryError(message, status=TOO_LARGE, error_code=TOO_LARGE)
+        return json.loads(found)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -33,6 +33,8 @@ from headrace_coordinator.runtime.schema_view import LATEST, SchemaView
 
 MAX_LISTED = 1_000
 """Maximum schemas in one answer of `/schemas`; the next ones have a higher `offset`."""
+MAX_LISTED_CHARACTERS = 8 << 20
+"""Maximum size of their texts: the answer is made in one step of the event loop, and clients have limits, too."""
 _UNSUPPORTED = ("metadata", "ruleSet")
 _SETTINGS = ("compatibility", "normalize")
 """Fields of a config."""
@@ -157,7 +159,11 @@ class SchemaRequests:
             for name in self._list_subjects(call)
             for each in self._view.versions(name, deleted=call.flag("deleted"))[-1 if call.flag("latestOnly") else 0 :]
         ]
-        return [self._describe_version(name, each, call) for name, each in call.page(versions, MAX_LISTED)]
+        found = call.page(versions, MAX_LISTED)
+        size = sum(len(self._view.schema(each.schema_id).text) for _, each in found)
+        if size > MAX_LISTED_CHARACTERS and len(found) > 1:
+            raise RegistryError(413, f"{len(found)} schemas have {size} characters; request fewer by a limit.")
+        return [self._describe_version(name, each, call) for name, each in found]
 
     def _list_versions(self, call: RegistryCall) -> list[int]:
         subject = self._require(call, Operation.DESCRIBE)

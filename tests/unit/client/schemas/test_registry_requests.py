@@ -1,23 +1,29 @@
 """Requests of a client of a schema registry, to a server that is none."""
 
+import json
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from headrace.client.schemas import registry as registry_module
 from headrace.client.schemas.registry import SchemaRegistry, SchemaRegistryError
 
 
-@pytest.fixture(name="server")
-def fixture_server():
-    """A server that redirects to itself: to the same path below `/other`."""
+@contextmanager
+def serving(answer):
+    """Run a server: `answer` returns status, headers and body of a path; yield its URL, and what was requested."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             asked.append((self.path, self.headers.get("Authorization")))
-            self.send_response(302)
-            self.send_header("Location", f"/other{self.path}")
-            self.send_header("Content-Length", "0")
+            status, headers, body = answer(self.path)
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *_):
             pass
@@ -26,9 +32,18 @@ def fixture_server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(name="server")
+def fixture_server():
+    """A server that redirects to itself: to the same path below `/other`."""
+    with serving(lambda path: (302, {"Location": f"/other{path}"}, b"")) as found:
+        yield found
 
 
 def test_a_redirect_is_not_followed(server):
@@ -41,3 +56,40 @@ def test_a_redirect_is_not_followed(server):
         registry.request("GET", "/subjects")
     assert raised.value.status == 302
     assert asked == [("/subjects", "Bearer hrk_id1_secret1")]
+
+
+SUBJECTS = [f"s{number:03}" for number in range(250)]
+
+
+@pytest.mark.parametrize("most", [1_000, 30, 1])
+@pytest.mark.parametrize("pages", [True, False])
+def test_all_subjects_are_listed_whatever_one_answer_may_have(most, pages, monkeypatch):
+    """A registry that refuses `most`, one whose answers are too large for the client, and one that knows no pages."""
+
+    def answer(path):
+        query = parse_qs(urlsplit(path).query)
+        offset, limit = int(query["offset"][0]), int(query["limit"][0])
+        if pages and limit > most:
+            return 413, {}, json.dumps({"error_code": 413, "message": "too many"}).encode()
+        found = SUBJECTS[offset : offset + limit] if pages else SUBJECTS
+        return 200, {}, json.dumps([{"subject": name} for name in found]).encode()
+
+    with serving(answer) as (url, _):
+        found = SchemaRegistry(url, bootstrap_servers="localhost:7181").list_latest()
+        assert [each["subject"] for each in found] == SUBJECTS
+
+    if pages:  # The client halves what is too large for itself as well.
+        monkeypatch.setattr(registry_module, "MAX_ANSWER_BYTES", 700)
+        with serving(answer) as (url, _):
+            found = SchemaRegistry(url, bootstrap_servers="localhost:7181").list_latest()
+            assert [each["subject"] for each in found] == SUBJECTS
+
+
+def test_an_answer_that_is_too_large_is_said_to_be(monkeypatch):
+    """It was cut, and the registry called unreachable."""
+    monkeypatch.setattr(registry_module, "MAX_ANSWER_BYTES", 10)
+    with serving(lambda _: (200, {}, b'["0123456789"]')) as (url, asked):
+        with pytest.raises(SchemaRegistryError, match="the answer to GET /subjects has more than 10 bytes") as raised:
+            SchemaRegistry(url, bootstrap_servers="localhost:7181").request("GET", "/subjects")
+        assert len(asked) == 1
+    assert raised.value.status == 413

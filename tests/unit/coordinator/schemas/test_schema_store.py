@@ -44,14 +44,14 @@ class Registry:
     async def delete(self, version, *, permanent=False):
         return await self.store.delete_version("s", version, self.parts.deadline, permanent=permanent)
 
-    async def get(self, route, **path):
+    async def get(self, route, query=None, **path):
         """The answer to a caller who may do everything."""
         requests = schema_requests.SchemaRequests(self.view, self.parser, self.store)
         access = SimpleNamespace(
             allows=lambda *_: True, allows_all=lambda *_: True, sees=lambda *_: True, require=lambda *_: None
         )
         (handle,) = (each.handler for each in requests.routes() if (each.method, each.path) == ("GET", route))
-        return await handle(RegistryCall(access, path, {}, b"", self.parts.deadline))
+        return await handle(RegistryCall(access, path, query or {}, b"", self.parts.deadline))
 
     def versions(self):
         return [(each.version, each.deleted) for each in self.view.versions("s", deleted=True)]
@@ -194,3 +194,14 @@ def test_numbers_of_a_request(number, read):
 def test_what_is_no_number_of_a_request(number):
     with pytest.raises(RegistryError, match="The field id is no number from 0 to 2147483647"):
         schema_requests._read_number({"id": number}, "id")
+
+
+async def test_a_list_of_schemas_that_are_large_together_is_refused(monkeypatch):
+    """A caller that has no limit must not take a part for the whole, nor stop the coordinator."""
+    async with registry(versions=3) as found:
+        assert len(await found.get("/schemas")) == 3
+        monkeypatch.setattr(schema_requests, "MAX_LISTED_CHARACTERS", 100)
+        with pytest.raises(RegistryError, match=r"3 schemas have \d+ characters; request fewer by a limit") as refused:
+            await found.get("/schemas")
+        assert refused.value.status == 413
+        assert len(await found.get("/schemas", {"limit": "1", "offset": "2"})) == 1
