@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from bisect import bisect_left
@@ -10,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.embedded.catalogue import DirectoryTopic
-from headrace.embedded.open_partition import LIMITS, DirectoryPartition
+from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.partitions import Partitions, ReadablePartition
 from headrace.log.errors import CorruptLogError, SliceCutError
 from headrace.log.log_reader import LogReader
@@ -28,11 +29,13 @@ from headrace.partition.table_rows import (
     look_up,
     wanted_columns,
 )
-from headrace.partition.table_state import RowOffsets, changes_of
+from headrace.partition.table_state import RowOffsets, changes_of, decode_table_batch
 from headrace.v1 import tables_pb2, topics_pb2
-from headrace.wire.columns import Columns, decode_batch
-from headrace.wire.errors import InvalidRequestError, OffsetNotAvailableError, OffsetOutOfRangeError
+from headrace.wire.columns import Columns
+from headrace.wire.errors import CorruptBatchError, InvalidRequestError, OffsetNotAvailableError, OffsetOutOfRangeError
 from headrace.wire.table_keys import ABSENT, check_row
+
+_log = logging.getLogger("headrace.embedded")
 
 READ_BYTES = 4 << 20
 CACHED_BYTES = 64 << 20
@@ -159,10 +162,10 @@ class DirectoryTableState:
         with reader.read(offset, max_bytes, end_offset) as found:
             data, position = found.read(), found.position
         name = f"{self._partition.topic.name}-{self._partition.number}"
-        return [
-            decode_batch(batch, max_payload_bytes=LIMITS.max_payload_bytes)
-            for batch in checked_batches(data, name, position)
-        ]
+        return [decode_table_batch(batch, self._note_unreadable) for batch in checked_batches(data, name, position)]
+
+    def _note_unreadable(self, error: CorruptBatchError) -> None:
+        _log.warning("%s-%d has a batch without rows: %s", self._partition.topic.name, self._partition.number, error)
 
     def close(self) -> None:
         """Release the memory of values. Any thread, without the lock."""

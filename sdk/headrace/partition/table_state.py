@@ -8,14 +8,19 @@ leader's log, for conditions on a row.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from typing import NamedTuple
+
+import numpy as np
 
 from headrace.partition.column_expiries import ColumnExpiries
 from headrace.partition.ordered_keys import OrderedKeys
 from headrace.partition.removed_rows import RemovedRows
-from headrace.wire.decoded import Columns
+from headrace.wire.batch import read_header
+from headrace.wire.columns import decode_batch
+from headrace.wire.decoded import BinaryColumn, Columns
+from headrace.wire.errors import CorruptBatchError
 from headrace.wire.request_trace import RequestOutcome
 from headrace.wire.table_keys import (
     ABSENT,
@@ -71,6 +76,23 @@ class ColumnChange(NamedTuple):
     def row(self) -> bytes:
         """Start of all keys of its row."""
         return row_of(self.key)
+
+
+def decode_table_batch(batch: memoryview, note_unreadable: Callable[[CorruptBatchError], None]) -> Columns:
+    """Return a stored batch, decoded.
+
+    Of one that no reader can decode, as it was stored with `validate=header`, the error is noted, and the records have
+    no keys: they are in no row.
+
+    Raises:
+        UnsupportedCodecError: If the codec's package is not installed here: other replicas know the rows.
+    """
+    header = read_header(batch)
+    try:
+        return decode_batch(batch, max_payload_bytes=header.payload_bytes)
+    except CorruptBatchError as error:
+        note_unreadable(error)
+        return Columns(header, BinaryColumn(np.zeros(1, np.int32), memoryview(b""), None), None, None, None)
 
 
 def changes_of(columns: Columns) -> list[ColumnChange]:

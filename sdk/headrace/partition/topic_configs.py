@@ -260,7 +260,7 @@ CONFIG_TABLE: tuple[ConfigDefinition, ...] = (
         documentation="Checks that the leader makes of a batch. columns: everything that a reader needs to "
 "decode it; a thread decompresses a compressed batch for this. header: checksums and "
 "header only; a batch that no reader can decode is then stored, and readers handle it by "
-"their `on_corrupt_batch`.",
+"their `on_corrupt_batch`; not for a table.",
     ),
     ConfigDefinition(
         "allowed_codecs", "choices", ",".join(CODECS), choices=CODECS,
@@ -397,6 +397,11 @@ def normalise_topic_configs(configs: Mapping[str, str], columns: str = "") -> di
     A topic that is only compacted has no retention, also for a broker of a release that does not know compaction.
     """
     config = parse_topic_config(configs)
+    if config.is_table and config.validate is Validation.HEADER:  # A topic of an earlier release may have both.
+        raise InvalidConfigError(
+            "table = yes with validate = header: a table does not have the rows of a batch that no reader can decode",
+            action="Leave validate out, or set validate=columns.",
+        )
     parsed = {name: str(config_definition(name).parse(configs[name])) for name in sorted(configs)}
     if config.columns:
         parsed["columns"] = evolved(columns, config.columns, config.compatibility)

@@ -19,10 +19,11 @@ from headrace.log.segment_replacement import SegmentReplacement
 from headrace.partition.batch_cache import RecordValue
 from headrace.partition.ordered_keys import KEY_BYTES
 from headrace.partition.table_rows import MAX_ANSWER_BYTES, wanted_columns
-from headrace.partition.topic_configs import Durability, TopicConfig
+from headrace.partition.topic_configs import Durability, TopicConfig, Validation
 from headrace.v1 import tables_pb2
-from headrace.wire.batch import RemovedRecords, iter_batches, read_header
+from headrace.wire.batch import CRC_START, HEADER_BYTES, RemovedRecords, iter_batches, read_header
 from headrace.wire.columns import decode_batch
+from headrace.wire.crc import crc32c
 from headrace.wire.decoded import Columns
 from headrace.wire.encoding import encode_batch
 from headrace.wire.errors import (
@@ -296,6 +297,27 @@ async def test_a_read_ends_when_the_answer_is_full(
     assert response.rows[0].HasField("next_column") == is_wide
     assert sum(sizes) < 3 * MAX_ANSWER_BYTES
     assert max(sizes) < MAX_ANSWER_BYTES + 600_000
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_a_batch_that_cannot_be_decoded_has_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
+) -> None:
+    """A topic with `validate=header` that became a table may have one: the rows behind it are read and written."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
+    async with leading_partition(tmp_path) as partition:
+        partition.update_config(replace(CONFIG, table="no", validate=Validation.HEADER))
+        good = [encode_batch([b"1"], [table_key(row, b"a")], base_timestamp_ms=AT_MS) for row in (b"r", b"s")]
+        bad = bytearray(encode_batch([b"2"], [table_key(b"r", b"a")], base_timestamp_ms=AT_MS))
+        bad[HEADER_BYTES : HEADER_BYTES + 4] = b"\xff" * 4  # The first value begins before the values.
+        bad[32:36] = crc32c(bad[CRC_START:]).to_bytes(4, "little")
+        for each in (good[0], bytes(bad), good[1]):
+            assert partition.appender.append_now([each], -1, committed=True) is not None
+        writes = open_table(partition)
+        assert await read(partition, b"r") == {b"a": b"1"}
+        assert await read(partition, b"s") == {b"a": b"1"}
+        assert (await writes.write(write(b"r", {b"a": b"3"}, if_version=0), 5.0)).applied
+        assert await read(partition, b"r") == {b"a": b"3"}
 
 
 async def test_a_table_without_rows_is_not_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

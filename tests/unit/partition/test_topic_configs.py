@@ -69,6 +69,18 @@ def test_only_what_differs_is_stored():
     assert normalise_topic_configs({"allowed_codecs": "gzip,zstd,none,lz4"}) == {}
 
 
+def test_a_table_has_batches_that_can_be_decoded():
+    """A broker takes a topic with both that an earlier release has stored."""
+    table = {"cleanup_policy": "compact", "table": "yes", "retention_ms": "-1"}
+    with pytest.raises(InvalidConfigError, match="table = yes with validate = header"):
+        alter_topic_configs(table, {"validate": "header"}, [])
+    with pytest.raises(InvalidConfigError, match="table = yes with validate = header"):
+        alter_topic_configs({"cleanup_policy": "compact", "validate": "header"}, {"table": "yes"}, [])
+    assert alter_topic_configs(table | {"validate": "header"}, {}, ["validate"]) == table
+    config, skipped = read_stored_topic_config(table | {"validate": "header"})
+    assert (config.is_table, config.compacts, skipped) == (True, True, ())
+
+
 def test_a_compacted_topic_has_no_retention():
     """Neither a broker of an earlier release nor one that cannot read the policy removes its records."""
     assert normalise_topic_configs({"cleanup_policy": "compact"}) == {"cleanup_policy": "compact", "retention_ms": "-1"}

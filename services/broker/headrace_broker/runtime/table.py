@@ -13,14 +13,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import structlog
 from headrace.log.errors import SliceCutError
 from headrace.log.scan import checked_batches
 from headrace.log.slices import Slice
 from headrace.partition.batch_cache import BatchCache, DecodedValues, PartitionBatches, RecordValue
 from headrace.partition.removed_rows import RemovedRows
-from headrace.partition.table_state import CurrentRow, RowOffsets, UncommittedRows, changes_of
-from headrace.wire.columns import Columns, decode_batch
+from headrace.partition.table_state import CurrentRow, RowOffsets, UncommittedRows, changes_of, decode_table_batch
+from headrace.wire.columns import Columns
 from headrace.wire.errors import (
+    CorruptBatchError,
     HeadraceError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
@@ -35,6 +37,8 @@ from headrace_broker.runtime.table_trace import RequestTrace
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
+
+_log = structlog.get_logger(__name__)
 
 APPLIED_BYTES = 64 << 10
 """Bytes of one read whose records are decoded in a turn of the event loop, and applied."""
@@ -332,7 +336,11 @@ class PartitionTable:
 
     def _decode(self, data: bytes, position: int) -> Iterator[Columns]:
         for batch in checked_batches(data, self._partition.open_log.directory, position):
-            yield decode_batch(batch, max_payload_bytes=self._context.settings.max_payload_bytes)
+            yield decode_table_batch(batch, self._note_unreadable)
+
+    def _note_unreadable(self, error: CorruptBatchError) -> None:
+        where = {"topic": self._partition.topic, "partition": self._partition.number}
+        _log.warning("table_batch_skipped", **where, offset=error.base_offset, reason=error.message)
 
     async def read_values(self, offsets: Sequence[int], most_bytes: int = sys.maxsize) -> dict[int, RecordValue]:
         """Return the values of records of the state by offset, without those that are not in the log any more.
