@@ -42,6 +42,7 @@ from headrace_broker.rpc.tables import TableService, _Reading
 from headrace_broker.runtime import table as table_module
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
+from headrace_broker.runtime.partition_context import TABLE_BUILDS
 from headrace_broker.runtime.table_writes import RowWrite, RowWritten, TableWrites
 from headrace_broker.runtime.waiters import FetchWaiters
 
@@ -259,7 +260,7 @@ async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -
         state, end_offset = await partition.table.read_state(5.0)
         reading = _Reading(partition, partition.table, 0.0, 5.0, state, end_offset, is_from_leader=True)
         await writes.write(write(b"r", {b"a": b"2"}), 5.0)
-        await partition.table.keep_up()
+        await partition.table.keep_up(5.0)
         response = tables_pb2.GetRowsResponse()
         await reading.add_rows([b"r"], wanted_columns(tables_pb2.ColumnSlice()), response.rows)
         assert [column.value for column in response.rows[0].columns] == [b"2"]
@@ -297,6 +298,27 @@ async def test_a_read_ends_when_the_answer_is_full(
     assert response.rows[0].HasField("next_column") == is_wide
     assert sum(sizes) < 3 * MAX_ANSWER_BYTES
     assert max(sizes) < MAX_ANSWER_BYTES + 600_000
+
+
+async def test_a_state_that_takes_long_is_continued_while_others_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round over all tables waits for it once, and not again; few are made in threads at a time."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0)
+    async with leading_partition(tmp_path) as partition:
+        made = encode_batch([b"v"], [table_key(b"r", b"a")], base_timestamp_ms=AT_MS)
+        assert partition.appender.append_now([made], -1, committed=True) is not None
+        open_table(partition)
+        table, builds = partition.table, partition.context.table_builds
+        assert table is not None
+        for _ in range(TABLE_BUILDS):
+            await builds.acquire()
+        with pytest.raises(TimedOutError):
+            await table.keep_up(0.0)
+        await table.keep_up(3_600)
+        assert table.state.end_offset == 0
+        builds.release()
+        assert await read(partition, b"r") == {b"a": b"v"}
 
 
 @pytest.mark.parametrize("is_far", [False, True])
@@ -421,7 +443,7 @@ async def test_a_state_is_made_without_what_has_expired(tmp_path: Path, monkeypa
         await fill_expiring(partition, partition.context.now_ms() - 1)
         open_table(partition)
         assert partition.table is not None
-        await partition.table.keep_up()
+        await partition.table.keep_up(5.0)
         assert partition.table.state.end_offset == 5_000
         assert partition.table.state.rows == 0
 

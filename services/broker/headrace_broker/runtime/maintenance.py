@@ -156,12 +156,15 @@ async def measure_loads(replica_manager: ReplicaManager, context: PartitionConte
 
 
 async def keep_tables_up(context: PartitionContext) -> None:
-    """Let the state of each table follow its log, every TABLES_SECONDS until cancelled."""
+    """Let the state of each table follow its log, every TABLES_SECONDS until cancelled.
+
+    One that takes longer, as after a start, is continued while the others follow.
+    """
     while True:
         await asyncio.sleep(TABLES_SECONDS)
         for table in list(context.tables):
             with suppress(HeadraceError):  # The next read has it.
-                await table.keep_up()
+                await table.keep_up(TABLES_SECONDS)
 
 
 async def retain(replica_manager: ReplicaManager, context: PartitionContext) -> None:

@@ -19,6 +19,9 @@ from headrace_broker.runtime.table_trace import TableTraces
 from headrace_broker.settings import BrokerSettings
 from headrace_broker.table_metrics import ObservedTable
 
+TABLE_BUILDS = 2
+"""States of tables that are made from their logs at a time."""
+
 
 def _report(error: BaseException) -> None:
     """Report an error to the event loop if there is no broker to stop."""
@@ -47,8 +50,8 @@ class Checkpointed(Protocol):
 class KeptUp(ObservedTable, Protocol):
     """State that follows a log: a `PartitionTable`."""
 
-    async def keep_up(self) -> None:
-        """Continue the state up to what is committed now."""
+    async def keep_up(self, seconds: float) -> None:
+        """Continue the state up to what is committed now, and wait for that for some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class PartitionContext:
     """Partitions with commits since the last `maintenance.note_idle`."""
     tables: dict[KeptUp, None] = field(default_factory=dict)
     """Tables of all partitions."""
+    table_builds: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TABLE_BUILDS))
+    """Held while a table's state is made in a thread: more at a time would take as long, and the threads of others."""
     traces: TableTraces | None = None
     """Request traces of the tables; `None` means that none is traced."""
     crash: Callable[[BaseException], None] = _report

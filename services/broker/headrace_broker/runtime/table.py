@@ -197,20 +197,27 @@ class PartitionTable:
         if not task.cancelled():
             task.exception()  # Its callers have it; without any, the next read meets it again.
 
-    async def keep_up(self) -> None:
-        """Continue the state up to what is committed now, if the log can be read."""
+    async def keep_up(self, seconds: float) -> None:
+        """Continue the state up to what is committed now, if the log can be read, unless that is in progress.
+
+        Raises:
+            TimedOutError: If that takes longer than `seconds`; it is continued.
+        """
         if self._replica.role in (Role.OFFLINE, Role.DELETED):
             return
         high_watermark = int(self._replica.high_watermark)
         if not self._has(high_watermark):
-            await self._wait(high_watermark, asyncio.get_running_loop().time() + 3_600)
+            if self._catching_up is not None:
+                return
+            await self._wait(high_watermark, asyncio.get_running_loop().time() + seconds)
         self._caught_up_ms = self._context.clock.monotonic_ms()
 
     async def _catch_up(self, end_offset: int) -> None:
         try:
             await self._continue_log()
             if self._state.end_offset < end_offset and self._is_far():
-                await self._build(end_offset)
+                async with self._context.table_builds:
+                    await self._build(end_offset)
             while self._state.end_offset < end_offset:
                 batches = await self._read(self._state.end_offset, APPLIED_BYTES, end_offset)
                 if not batches:
