@@ -116,6 +116,18 @@ def test_what_is_deleted_or_expired_is_purged(cluster: LocalCluster, users: head
     assert users.count().rows == 40
 
 
+def test_a_wide_row_is_purged(cluster: LocalCluster, users: headrace.Table) -> None:
+    """Its deletion does not fit into a batch of this table."""
+    person = person_of(users)
+    for start in range(0, 1_000, 100):
+        users.put(person, {f"{number:06}": f"value of {person}" for number in range(start, start + 100)})
+    with pytest.raises(headrace.BatchTooLargeError):
+        users.delete(person)
+    purge(cluster, users._name, person, "--yes")
+    assert holders(cluster, person) == []
+    assert users.get(person) is None
+
+
 def test_a_broker_that_is_away_is_named(cluster: LocalCluster, users: headrace.Table) -> None:
     """The others are purged; once it is back, the same command purges it, too."""
     fill(users)

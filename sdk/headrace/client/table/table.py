@@ -389,6 +389,7 @@ class Table:
 
         Raises:
             VersionConflictError: If the row has another version than `if_version`; nothing was deleted.
+            BatchTooLargeError: If the keys of the columns do not fit into a batch; delete the columns in parts.
         """
         gone = None if columns is None else dict.fromkeys(listed("columns", columns))
         if gone is not None and not gone:
@@ -423,10 +424,10 @@ class Table:
         begin = None if prefix is None else key_of(prefix)
         for wanted in self._calls.run(self._operations.purged_partitions(rows, begin, deleted, timeout)):
             for key in wanted.keys:
-                self.delete(key, timeout=timeout)
+                self._calls.run(self._operations.delete_row(key, timeout))
             if begin is not None:
                 for row in self.scan(prefix=begin, partitions=[wanted.partition], timeout=timeout):
-                    self.delete(row.key, timeout=timeout)
+                    self._calls.run(self._operations.delete_row(row.key, timeout))
             before = self._calls.run(self._operations.committed(wanted.partition, timeout))
             purged = set[int]()
             while new := self._calls.run(self._purges.replicas(wanted.partition, timeout, purged)):

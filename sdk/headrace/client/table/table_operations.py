@@ -16,11 +16,20 @@ from headrace.client.base.retry import Backoff, Tries
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.client.table.purges import PurgedPartition
-from headrace.client.table.rows import Row, RowFormat, TablePartition, VersionConflictError, column_slice, key_of
+from headrace.client.table.rows import (
+    Row,
+    RowFormat,
+    TablePartition,
+    VersionConflictError,
+    column_slice,
+    key_of,
+    text_of,
+)
 from headrace.placement.nearness import Location, distance
 from headrace.v1 import cluster_pb2, tables_pb2, topics_pb2
 from headrace.wire.batch import sequence_after
 from headrace.wire.errors import (
+    BatchTooLargeError,
     FencedProducerError,
     HeadraceError,
     InvalidRequestError,
@@ -47,6 +56,8 @@ MAX_KEYS = 10_000
 KEYS_AT_ONCE = 250
 """Keys of one request of a read of many: a broker looks for some while the client decodes others."""
 MAX_PAGE_ROWS = 1_000
+_DELETED_COLUMNS = 5_000
+"""Columns that are read at a time for the deletion of a row in parts."""
 _TRY_S = 10.0
 """Timeout of one try of a call while there is time for another."""
 
@@ -305,6 +316,35 @@ class TableOperations:
             is_there = f"has version {response.version}" if response.version >= 0 else "does not exist"
             raise VersionConflictError(f"row {key!r} {is_there}, not {if_version}", response.version)
         return int(response.version)
+
+    def delete_row(self, key: str | bytes, timeout: float) -> Operation[None]:
+        """Delete a row, whatever its size: one whose deletion does not fit into a batch goes in parts."""
+        try:
+            yield from self.write(key, None, if_version=None, ttl_ms=0, timeout=timeout)
+        except BatchTooLargeError:
+            yield from self._delete_parts(key, timeout)
+            yield from self.write(key, None, if_version=None, ttl_ms=0, timeout=timeout)
+
+    def _delete_parts(self, key: str | bytes, timeout: float) -> Operation[None]:
+        row, columns, is_last = key_of(key), tables_pb2.ColumnSlice(limit=_DELETED_COLUMNS), False
+        while not is_last:
+            deadline = self.deadline(timeout)
+            partition = partition_for_key(row, (yield from self.partitions(deadline)))
+            response = yield from self._get(partition, [row], columns, ReadFrom("leader"), deadline)
+            found = response.rows[0]
+            yield from self._delete_columns(key, [text_of(column.name) for column in found.columns], timeout)
+            columns.start, is_last = found.next_column, not found.HasField("next_column")
+
+    def _delete_columns(self, key: str | bytes, names: list[str], timeout: float) -> Operation[None]:
+        """Delete some columns, fewer at a time if they do not fit into a batch."""
+        try:
+            if names:
+                yield from self.write(key, dict.fromkeys(names), if_version=None, ttl_ms=0, timeout=timeout)
+        except BatchTooLargeError:
+            if len(names) == 1:
+                raise
+            for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+                yield from self._delete_columns(key, part, timeout)
 
     def _write_once(
         self, request: tables_pb2.WriteRowRequest, deadline: float

@@ -12,6 +12,7 @@ from headrace.client.table.rows import column_slice
 from headrace.client.table.table_operations import ReadFrom, TableOperations, scan_range
 from headrace.v1 import cluster_pb2, tables_pb2
 from headrace.wire.errors import (
+    BatchTooLargeError,
     FencedBrokerError,
     InvalidRequestError,
     NotLeaderError,
@@ -280,3 +281,34 @@ def test_a_limit_of_columns_is_kept(servers):
     read = servers.operations.get_rows(0, [b"k"], wanted, ReadFrom("leader"), servers.now + 30)
     found = servers.run(read, tables_pb2.GetRowsResponse(rows=[row_of(3, [b"a"], b"b")]))
     assert (list(found[b"k"]), found[b"k"].next_column) == (["a"], "b")
+
+
+def test_a_row_whose_deletion_exceeds_a_batch_is_deleted_in_parts(monkeypatch):
+    """By the names of its columns, half of them where they are too many, and then as a whole."""
+    servers, large = Servers(monkeypatch), BatchTooLargeError("a batch of 2 MiB exceeds the limit")
+    first, last, done = tables_pb2.GetRowsResponse(), tables_pb2.GetRowsResponse(), tables_pb2.WriteRowResponse()
+    row, end, done.applied = first.rows.add(key=b"r", next_column=b"d"), last.rows.add(key=b"r"), True
+    for each, name in ((row, b"a"), (row, b"b"), (row, b"\xff"), (end, b"d")):
+        each.columns.add(name=name)
+    answers = [large, first, large, done, done, last, done, done]
+    assert servers.run(servers.operations.delete_row("r", 60.0), *answers) is None
+    writes = [request for _, request in servers.calls if isinstance(request, tables_pb2.WriteRowRequest)]
+    names = [(each.delete_row, [(column.name, column.HasField("value")) for column in each.columns]) for each in writes]
+    assert names == [
+        (True, []),
+        (False, [(b"a", False), (b"b", False), (b"\xff", False)]),
+        (False, [(b"a", False)]),
+        (False, [(b"b", False), (b"\xff", False)]),
+        (False, [(b"d", False)]),
+        (True, []),
+    ]
+    reads = [request for _, request in servers.calls if isinstance(request, tables_pb2.GetRowsRequest)]
+    assert [each.columns.start for each in reads] == [b"", b"d"]
+
+
+def test_a_column_whose_deletion_exceeds_a_batch_is_an_error(monkeypatch):
+    servers, large = Servers(monkeypatch), BatchTooLargeError("a batch of 32 KiB exceeds the limit")
+    found = tables_pb2.GetRowsResponse()
+    found.rows.add(key=b"r").columns.add(name=b"a")
+    with pytest.raises(BatchTooLargeError):
+        servers.run(servers.operations.delete_row("r", 60.0), large, found, large)
