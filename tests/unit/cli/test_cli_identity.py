@@ -304,6 +304,15 @@ def test_issuer_life(headrace: Any, held: Any, tmp_path: Path) -> None:
     assert headrace("issuer", "create", "corp", *options, "--keys-ca-file", "/none").code == ExitCode.FAILED
 
 
+def test_an_empty_file_of_authorities_does_not_mean_the_public_ones(headrace: Any, held: Any, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").touch()
+    options = ("--issuer", "https://id", "--audience", "headrace", "--keys-url", "https://id/jwks")
+    refused = headrace("issuer", "create", "corp", *options, "--keys-ca-file", str(tmp_path / "ca.pem"))
+    assert refused.code == ExitCode.USAGE
+    assert "ca.pem is empty" in refused.err
+    assert not held.identity.issuers
+
+
 def test_quota_life(headrace: Any, held: Any) -> None:
     """What is not given stays, and 0 removes a bound; rates have units."""
     ended = headrace("quota", "set", "billing", "--produce-bytes", "10MB", "--fetch-bytes", "2MiB", "--requests", "500")

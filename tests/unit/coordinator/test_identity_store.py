@@ -369,6 +369,14 @@ async def test_users_of_issuers_are_disabled_and_grouped_by_any_name_but_have_no
         await parts.put_user("other:Ada Lovelace")
 
 
+@pytest.mark.parametrize("text", ["\u00fc\u00fc", "# M\u00fcller", "\n"])
+async def test_authorities_of_an_issuer_without_a_certificate_are_refused(parts, text):
+    """Also text that `ssl` does not take at all."""
+    issuer = auth_pb2.Issuer(name="sso", issuer="i", audience="a", keys_url="https://sso.example", keys_ca_pem=text)
+    with pytest.raises(InvalidRequestError, match="keys_ca_pem is no certificate in PEM"):
+        await parts.policies.put_issuer(issuer, parts.deadline)
+
+
 async def test_an_issuer_can_name_no_user_that_exists_and_no_group(parts):
     """Its users are named by its name and a colon: it must not be able to say that one is a user with an API key."""
     await parts.put_user("sso:ada")

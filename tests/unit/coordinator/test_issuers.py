@@ -228,6 +228,19 @@ async def test_keys_are_refreshed_and_kept_while_the_issuer_is_away(verifier, se
     await verifier.refused(token(), "has no key")
 
 
+async def test_authorities_may_have_comments_in_any_language(verifier, server):
+    """`ssl` takes text from memory as ASCII only."""
+    verifier.accept(server.url(), keys_ca_pem=f"# CA der Firma M\u00fcller\n{server.ca_pem}")
+    await verifier.verify(token())
+
+
+@pytest.mark.parametrize("text", ["\u00fc\u00fc", "\n", "# comment"])
+async def test_authorities_without_a_certificate_do_not_mean_the_public_ones(verifier, server, text):
+    verifier.accept(server.url(), keys_ca_pem=text)
+    await verifier.unavailable(token(), "keys_ca_pem of issuer sso is no certificate in PEM")
+    assert server.asked == []
+
+
 async def test_the_background_reads_what_is_due(verifier, server):
     """Without a token, at the start; each key set once."""
     verifier.accept(server.url(), keys_ca_pem=server.ca_pem)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
-from headrace.cli.common.session import Session, Yes, command, confirm
+from headrace.cli.common.session import Session, UsageProblem, Yes, command, confirm
 
 app = typer.Typer(
     help="Manage the issuers of JSON Web Tokens that the cluster accepts.",
@@ -63,6 +63,8 @@ def create(
       headrace issuer create k8s --issuer https://kubernetes --audience headrace --keys-url /etc/headrace/keys.json
     """
     keys_ca_pem = "" if keys_ca_file is None else keys_ca_file.read_text("utf-8", errors="replace")
+    if keys_ca_file is not None and not keys_ca_pem:  # Without text the coordinators trust the public authorities.
+        raise UsageProblem(f"--keys-ca-file: {keys_ca_file} is empty; name a file with -----BEGIN CERTIFICATE-----")
     with session.admin() as admin:
         admin.create_issuer(
             name,

@@ -5,7 +5,6 @@ Deadlines are in loop time, seconds.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Awaitable, Callable
 
 from headrace.v1 import auth_pb2
@@ -24,6 +23,7 @@ from headrace_coordinator.core.identity_rules import (
     check_room,
 )
 from headrace_coordinator.runtime.identity_writes import Change, IdentityWrites
+from headrace_coordinator.runtime.issuers.key_fetch import context_of
 from headrace_coordinator.runtime.metadata_limits import MetadataLimits
 
 
@@ -191,11 +191,9 @@ class IdentityPolicies:
 
 
 def _check_authorities(pem: str) -> None:
-    if not pem:
-        return
     try:
-        ssl.create_default_context(cadata=pem)
-    except (ssl.SSLError, ValueError):
+        context_of(pem)
+    except ValueError:
         raise InvalidRequestError(
             "keys_ca_pem is no certificate in PEM", action="Give text with -----BEGIN CERTIFICATE-----."
         ) from None

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from headrace.v1 import auth_pb2
+from headrace.wire.certificates import authorities_text
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 1 << 20
@@ -89,6 +90,21 @@ def read_file(path: str) -> bytes:
     return content
 
 
+def context_of(authorities_pem: str) -> ssl.SSLContext:
+    """Return a context that trusts the authorities in a text, which may have comments; `""` means the public ones.
+
+    Raises:
+        ValueError: If it has no certificate.
+    """
+    text = authorities_text(authorities_pem.encode())
+    if authorities_pem and not text:  # `ssl` would trust the public ones.
+        raise ValueError("there is no certificate in it")
+    try:
+        return ssl.create_default_context(cadata=text or None)
+    except ssl.SSLError as error:
+        raise ValueError(str(error)) from error
+
+
 class _Fetch:
     """One read by https. `run` belongs to a thread, `end` to any."""
 
@@ -120,8 +136,8 @@ class _Fetch:
 
     def _context(self) -> ssl.SSLContext:
         try:
-            return ssl.create_default_context(cadata=self._issuer.keys_ca_pem or None)
-        except (ssl.SSLError, ValueError) as error:
+            return context_of(self._issuer.keys_ca_pem)
+        except ValueError as error:
             raise IssuerKeysError(f"keys_ca_pem of issuer {self._issuer.name} is no certificate in PEM") from error
 
     def _discovered(self, content: bytes) -> str:
