@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 
 import pytest
 from headrace.v1 import cluster_pb2, topics_pb2
@@ -17,8 +18,10 @@ from headrace.wire.errors import (
     from_detail,
 )
 from headrace_coordinator.core.topics import TopicDefaults, TopicSpec, altered_configs, check_new_topic, place_new_topic
+from headrace_coordinator.rpc import topic_requests
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.rpc.topic_requests import TopicRequests
+from headrace_coordinator.runtime import topic_store
 from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.clock import SystemClock
@@ -39,6 +42,16 @@ async def create(parts, name="t", partitions=3, **fields):
     topic = checked(name, partitions, **fields)
     placement = place_new_topic(topic, parts.store.candidates())
     return await parts.store.create(topic, placement, parts.deadline)
+
+
+def requests_of(parts, view):
+    return TopicRequests(
+        parts.store,
+        view,
+        Answers(parts.prefix_view, parts.metrics, default_timeout_ms=10_000),
+        CoordinatorSettings(coordinator_id="a"),
+        MetadataLimits(GroupBounds(groups=1, members=1, key_bytes=1)),
+    )
 
 
 def by_name(name):
@@ -299,13 +312,7 @@ async def test_a_name_that_only_an_old_view_shows_is_free(parts):
     await create(parts)
     old = PrefixView(parts.metastore, parts.keyspace.prefix, SystemClock())
     await old.load()
-    requests = TopicRequests(
-        parts.store,
-        ClusterView(ClusterIdentity("test", "cluster-id", 3, b"s" * 32), old),
-        Answers(parts.prefix_view, parts.metrics, default_timeout_ms=10_000),
-        CoordinatorSettings(coordinator_id="a"),
-        MetadataLimits(GroupBounds(groups=1, members=1, key_bytes=1)),
-    )
+    requests = requests_of(parts, ClusterView(ClusterIdentity("test", "cluster-id", 3, b"s" * 32), old))
     request = cluster_pb2.CreateTopicsRequest(topics=[{"name": "t", "partitions": 1, "replication_factor": 1}])
     (taken,) = (await requests.create(request, 10)).topics
     assert isinstance(from_detail(taken.error), TopicAlreadyExistsError)
@@ -313,3 +320,43 @@ async def test_a_name_that_only_an_old_view_shows_is_free(parts):
     (created,) = (await requests.create(request, 10)).topics
     assert not created.HasField("error")
     assert (await parts.store.find(by_name("t"), parts.deadline)).message.topic_id == created.topic_id
+
+
+async def test_a_large_topic_is_placed_and_written_without_keeping_the_event_loop(parts, monkeypatch):
+    """Ten thousand partitions over a hundred brokers take two seconds; a small topic needs no thread."""
+    threads = []
+
+    def noted(call):
+        def run(*arguments, **fields):
+            threads.append((call.__name__, threading.get_ident() == own))
+            return call(*arguments, **fields)
+
+        return run
+
+    own = threading.get_ident()
+    for module, name in (
+        (topic_requests, "place_new_topic"),
+        (topic_requests, "place_more_partitions"),
+        (topic_store.topic_writes, "create"),
+        (topic_store.topic_writes, "grow"),
+        (topic_store, "initial_state"),
+    ):
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    await parts.register(1)
+    requests, few = requests_of(parts, parts.view), 100
+    for name, partitions in (("small", few), ("large", few + 1)):
+        topics = [{"name": name, "partitions": partitions, "replication_factor": 1}]
+        (created,) = (await requests.create(cluster_pb2.CreateTopicsRequest(topics=topics), 10)).topics
+        assert not created.HasField("error")
+    request = cluster_pb2.CreatePartitionsRequest(topic=by_name("large"), total_partitions=2 * few + 2)
+    assert not (await requests.grow(request, 10)).result.HasField("error")
+    assert set(threads) == {
+        ("place_new_topic", True),
+        ("create", True),
+        ("initial_state", True),
+        ("place_new_topic", False),
+        ("create", False),
+        ("initial_state", False),
+        ("place_more_partitions", False),
+        ("grow", False),
+    }

@@ -39,7 +39,7 @@ from headrace_coordinator.core.topics import (
 )
 from headrace_coordinator.rpc.answers import Answers
 from headrace_coordinator.runtime.metadata_limits import MetadataLimits
-from headrace_coordinator.runtime.topic_store import TopicStore
+from headrace_coordinator.runtime.topic_store import TopicStore, compute
 from headrace_coordinator.runtime.waiting import wait_until
 from headrace_coordinator.settings import CoordinatorSettings
 
@@ -135,12 +135,9 @@ class TopicRequests:
             total = request.total_partitions
             added = check_more_partitions(found.message, total, assignments, self._defaults.max_partitions)
             self._check_room(added)
-            placement = place_more_partitions(
-                found.message,
-                added,
-                assignments,
-                self._store.candidates(),
-                self._store.states(found.message.topic_id),
+            candidates, states = self._store.candidates(), self._store.states(found.message.topic_id)
+            placement = await compute(
+                added + len(states), place_more_partitions, found.message, added, assignments, candidates, states
             )
             answer.warnings.extend(placement.warnings)
             if request.validate_only:
@@ -224,7 +221,7 @@ class TopicRequests:
                 self._check_room(asked)
                 if new.name in taken:
                     raise TopicAlreadyExistsError(f"a topic named {new.name} exists")
-                placement = place_new_topic(topic, candidates)
+                placement = await compute(topic.partitions, place_new_topic, topic, candidates)
             except HeadraceError as error:
                 self._answers.put_error(answer, error)
                 continue

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headrace.partition.topic_configs import TopicConfig, parse_topic_config
 from headrace.v1 import topics_pb2
@@ -43,6 +44,11 @@ from headrace_coordinator.core.topics import (
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver, WriteTracker
 from headrace_coordinator.runtime.topic_owners import TopicOwners
+
+PARTITIONS_AT_ONCE = 100
+"""Maximum partitions of a topic for which the event loop is kept, in clusters of 100 brokers for 20 ms."""
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +179,9 @@ class TopicStore:
             nonlocal placement
             candidates = self.candidates()
             if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
-                placement = place_new_topic(topic, candidates)
-            states = _initial_states(placement.assignments, candidates, parse_topic_config(topic.configs), first=0)
+                placement = await compute(topic.partitions, place_new_topic, topic, candidates)
+            config = parse_topic_config(topic.configs)
+            states = await _initial_states(placement.assignments, candidates, config, first=0)
             grant = self.owners.grant(owner, topic.name)
             message = metadata_pb2.Topic(
                 name=topic.name,
@@ -234,11 +241,12 @@ class TopicStore:
                 found = current
             candidates = self.candidates()
             if any(broker_id not in candidates for replicas in placement.assignments for broker_id in replicas):
-                placement = place_more_partitions(
-                    found.message, added, assignments, candidates, self.states(found.message.topic_id)
+                present = self.states(found.message.topic_id)
+                placement = await compute(
+                    total, place_more_partitions, found.message, added, assignments, candidates, present
                 )
             config = self._view.topic_by_id(found.message.topic_id)
-            states = _initial_states(
+            states = await _initial_states(
                 placement.assignments,
                 candidates,
                 TopicConfig() if config is None else config.config,
@@ -358,7 +366,7 @@ class TopicStore:
         grant: topic_writes.OwnerGrant | None,
     ) -> TxnResult | None:  # fmt: skip
         """Write a new topic in one or several transactions; return the last result, or `None` to start again."""
-        whole = topic_writes.create(self._keyspace, message, states, grant)
+        whole = await compute(len(states), topic_writes.create, self._keyspace, message, states, grant)
         if whole.fits():
             return await self._writes.send(tracker, whole)
         reserved = await self._writes.send(tracker, topic_writes.reserve(self._keyspace, message))
@@ -376,7 +384,9 @@ class TopicStore:
         message = metadata_pb2.Topic()
         message.CopyFrom(found.message)
         message.partitions = total
-        whole = topic_writes.grow(self._keyspace, message, found.topic_revision, found.tid_revision, states)
+        whole = await compute(
+            len(states), topic_writes.grow, self._keyspace, message, found.topic_revision, found.tid_revision, states
+        )
         if whole.fits():
             return await self._writes.send(tracker, whole)
         if not await self._put_partitions(tracker, message.topic_id, found.tid_revision, states):
@@ -395,10 +405,21 @@ class TopicStore:
         return True
 
 
-def _initial_states(
+async def compute(partitions: int, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Return the result of `call`, the time of which grows with `partitions`; of many it is computed in a thread."""
+    if partitions <= PARTITIONS_AT_ONCE:
+        return call(*arguments)
+    return await asyncio.to_thread(call, *arguments)
+
+
+async def _initial_states(
     assignments: Sequence[Sequence[int]], candidates: Mapping[int, Candidate], config: TopicConfig, *, first: int
 ) -> dict[int, PartitionState]:
-    return {
-        first + index: initial_state(replicas, candidates, config.min_insync_replicas, durable=config.counts_flushed)
-        for index, replicas in enumerate(assignments)
-    }
+    def make() -> dict[int, PartitionState]:
+        least, durable = config.min_insync_replicas, config.counts_flushed
+        return {
+            first + index: initial_state(replicas, candidates, least, durable=durable)
+            for index, replicas in enumerate(assignments)
+        }
+
+    return await compute(len(assignments), make)
