@@ -1,6 +1,8 @@
 """How far groups and readers are behind, measured by the controller from what leaders say."""
 
 import asyncio
+from collections import Counter
+from itertools import count
 
 import grpc
 from headrace.v1 import broker_pb2
@@ -141,6 +143,43 @@ def test_series_are_bounded_and_the_furthest_behind_are_shown(monkeypatch):
     found = measure(leaders, {("near", 0): 49, ("far", 0): 1, ("farther", 0): 0})
     assert [lag.group for lag in found.lags] == ["farther", "far"]
     assert found.omitted == 2  # one lag, one group
+
+
+def test_a_measurement_lets_others_run_between_offsets(monkeypatch):
+    """Of millions, which would keep the event loop for seconds."""
+    every, leaders, seen = 10, Leaders(), Counter()
+    monkeypatch.setattr(group_lag, "LIGHTEST_ITEMS_PER_TURN", every, raising=False)
+    leaders.logs = {("b1:1", 0): (0, 50, NOW_MS), ("b2:1", 1): (0, 50, NOW_MS)}
+    committed = {(f"g{group}", number): group for group in range(40) for number in (0, 1)}
+
+    async def run():
+        async with make_parts() as parts:
+            lag = await make_lag(parts, leaders, committed)
+            loop, turns = asyncio.get_running_loop(), count()
+            turn = next(turns)
+
+            def tick():
+                nonlocal turn
+                turn = next(turns)
+                ticking[0] = loop.call_soon(tick)
+
+            def noted(call):
+                def look(*arguments):
+                    seen[call.__name__, turn] += 1
+                    return call(*arguments)
+
+                return look
+
+            ticking = [loop.call_soon(tick)]
+            monkeypatch.setattr(parts.view, "partition", noted(parts.view.partition))
+            monkeypatch.setattr(group_lag._Answers, "lag", noted(group_lag._Answers.lag))
+            await lag.turn()
+            ticking[0].cancel()
+            return parts.metrics.lags.round
+
+    assert len(asyncio.run(run()).lags) == 40
+    assert sum(seen.values()) == 80 + 2 + 80
+    assert max(seen.values()) <= every
 
 
 def test_only_the_controller_shows_lags():

@@ -3,15 +3,17 @@
 Committed offsets are in this coordinator's view; log ends and append times are only at the leaders. Every `interval_ms`
 the controller sends one `ListOffsets` request to each leader for all partitions with committed offsets: the latest
 offset, and the first record at or after each committed offset. The lag is only exported as metrics. If a leader does
-not respond, the lag of its partitions is unknown, not zero. Belongs to the event loop; `run` is a task of the app.
+not respond, the lag of its partitions is unknown, not zero. Belongs to the event loop, and lets others run between the
+offsets, of which there may be millions; `run` is a task of the app.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from heapq import nsmallest
+from itertools import count, groupby, islice
 
 import grpc
 import structlog
@@ -21,6 +23,7 @@ from headrace.wire.ids import BrokerId
 from headrace_server.calls import AUTHORIZATION_KEY
 from headrace_server.clock import Clock
 from headrace_server.metadata_view import ClusterView
+from headrace_server.rpc import LIGHTEST_ITEMS_PER_TURN, let_others_run
 from headrace_server.tls import TlsIdentity, open_channel
 
 from headrace_coordinator.metrics import CoordinatorMetrics, GroupSample, LagRound, PartitionLagSample, TopicLag
@@ -37,6 +40,11 @@ ASK_PARTITIONS = 4_000
 CLIENT_ID = "headrace-controller-lag"
 
 _QUESTIONS = (broker_pb2.OFFSET_SPEC_RECORD, broker_pb2.OFFSET_SPEC_LATEST)
+
+_Committed = Mapping[str, Sequence[tuple[TopicPartition, int]]]
+"""Committed offsets by group."""
+_RankedLag = tuple[int, str, str, TopicLag]
+"""Lag behind what it is ordered by, the largest first; group and topic occur once."""
 
 Ask = Callable[[str, broker_pb2.ListOffsetsRequest], Awaitable[broker_pb2.ListOffsetsResponse]]
 
@@ -100,13 +108,31 @@ class GroupLag:
 
     async def _measure(self) -> None:
         started_ms = self._clock.monotonic_ms()
-        committed = dict(self._committed())
+        committed = await self._committed()
         answers = await self._ask_leaders(committed)
-        now_ms, lags = self._clock.now_ms(), []
+        ranked, unknown = await self._compare(committed, answers)
+        largest = await asyncio.to_thread(nsmallest, MAX_LAGS, ranked)
+        ended_ms = self._clock.monotonic_ms()
+        self._lags.age_seconds = lambda: (self._clock.monotonic_ms() - ended_ms) / 1000
+        self._lags.round = LagRound(
+            [lag for *_, lag in largest],
+            [
+                _sample(name, entry, unknown.get(name, 0))
+                for name, entry in islice(self._groups.groups.items(), MAX_LAGS)
+            ],
+            max(0, len(ranked) - MAX_LAGS) + max(0, len(self._groups.groups) - MAX_LAGS),
+            (ended_ms - started_ms) / 1000,
+        )
+
+    async def _compare(self, committed: _Committed, answers: _Answers) -> tuple[list[_RankedLag], dict[str, int]]:
+        """Return the known lags, and the number of partitions without one by group."""
+        turns, now_ms = count(), self._clock.now_ms()
+        ranked: list[_RankedLag] = []
         unknown: dict[str, int] = {}
         for group_id, offsets in committed.items():
             by_topic: dict[bytes, list[PartitionLagSample]] = {}
-            for partition, offset in sorted(offsets.items()):
+            for partition, offset in sorted(offsets):
+                await let_others_run(next(turns), LIGHTEST_ITEMS_PER_TURN)
                 lag = answers.lag(partition, offset, now_ms)
                 if lag is not None:
                     by_topic.setdefault(partition[0], []).append(lag)
@@ -115,43 +141,41 @@ class GroupLag:
             for topic_id, parts in by_topic.items():
                 topic = self._view.topic_by_id(topic_id)
                 if topic is not None:
-                    lags.append(TopicLag(group_id, topic.name, tuple(parts)))
-        lags.sort(key=lambda lag: (-lag.lag_records, lag.group, lag.topic))
-        ended_ms = self._clock.monotonic_ms()
-        self._lags.age_seconds = lambda: (self._clock.monotonic_ms() - ended_ms) / 1000
-        self._lags.round = LagRound(
-            lags[:MAX_LAGS],
-            [
-                _sample(name, entry, unknown.get(name, 0))
-                for name, entry in islice(self._groups.groups.items(), MAX_LAGS)
-            ],
-            max(0, len(lags) - MAX_LAGS) + max(0, len(self._groups.groups) - MAX_LAGS),
-            (ended_ms - started_ms) / 1000,
-        )
+                    lag_of_topic = TopicLag(group_id, topic.name, tuple(parts))
+                    ranked.append((-lag_of_topic.lag_records, group_id, topic.name, lag_of_topic))
+        return ranked, unknown
 
-    def _committed(self) -> Iterator[tuple[str, Mapping[TopicPartition, int]]]:
-        """Yield each group with its offsets in existing topics."""
-        for group_id, entry in self._groups.groups.items():
-            offsets = {part: stored.message.offset for part, stored in entry.offsets.items() if self._knows(part)}
-            yield group_id, offsets
+    async def _committed(self) -> _Committed:
+        """Return the groups with their offsets in existing topics."""
+        turns, committed = count(), {}
+        for group_id, entry in list(self._groups.groups.items()):
+            offsets: list[tuple[TopicPartition, int]] = []
+            for partition, stored in list(entry.offsets.items()):
+                await let_others_run(next(turns), LIGHTEST_ITEMS_PER_TURN)
+                if self._view.partition(*partition) is not None:
+                    offsets.append((partition, stored.message.offset))
+            if offsets:
+                committed[group_id] = offsets
+        return committed
 
-    def _knows(self, partition: TopicPartition) -> bool:
-        return self._view.partition(*partition) is not None
-
-    async def _ask_leaders(self, committed: Mapping[str, Mapping[TopicPartition, int]]) -> _Answers:
+    async def _ask_leaders(self, committed: _Committed) -> _Answers:
         """Request the offsets of all partitions with committed offsets from their leaders."""
-        wanted: dict[TopicPartition, set[int]] = {}
+        turns = count()
+        wanted: dict[bytes, dict[int, set[int]]] = {}
         for offsets in committed.values():
-            for partition, offset in offsets.items():
-                wanted.setdefault(partition, set()).add(offset)
+            for (topic_id, number), offset in offsets:
+                await let_others_run(next(turns), LIGHTEST_ITEMS_PER_TURN)
+                wanted.setdefault(topic_id, {}).setdefault(number, set()).add(offset)
         by_leader: dict[str, list[tuple[TopicPartition, int]]] = {}
-        for partition in sorted(wanted):
-            entry = self._view.partition(*partition)
-            leader = None if entry is None or entry.state.leader is None else entry.state.leader.broker_id
-            broker = None if leader is None else self._view.brokers.get(BrokerId(leader))
-            if broker is not None:
-                asked = by_leader.setdefault(broker.live.internal_address, [])
-                asked.extend((partition, offset) for offset in sorted(wanted[partition]))
+        for topic_id, partitions in wanted.items():
+            for number in sorted(partitions):
+                await let_others_run(next(turns), LIGHTEST_ITEMS_PER_TURN)
+                entry = self._view.partition(topic_id, number)
+                leader = None if entry is None or entry.state.leader is None else entry.state.leader.broker_id
+                broker = None if leader is None else self._view.brokers.get(BrokerId(leader))
+                if broker is not None:
+                    asked = by_leader.setdefault(broker.live.internal_address, [])
+                    asked.extend(((topic_id, number), offset) for offset in sorted(partitions[number]))
         answers = _Answers()
         await asyncio.gather(*(self._ask_leader(address, asked, answers) for address, asked in by_leader.items()))
         return answers
