@@ -66,6 +66,8 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: StreamOffsets | None = None
         self._leader_epochs: dict[TopicPartition, int] = {}
         """Last known epochs of the leaders."""
+        self._gone: frozenset[str] = frozenset()
+        """Topics whose loss was reported."""
         self._ask_at = 0.0
         """Earliest time of the next request to the cluster."""
 
@@ -192,7 +194,8 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, before: StreamOffsets, latest: StreamOffsets, most: int) -> StreamOffsets:
         """Return the end of any other micro-batch. Unknown partitions are read from offset 0.
 
-        A partition that metadata omits keeps its position: a topic never has fewer, so the metadata is out of date.
+        A partition or a topic that metadata omits keeps its position: after a restart, nothing shows that metadata of a
+        server that cannot reach etcd is out of date.
         """
         self._look_for_gone(before, latest)
         starts = known_starts(before, latest.topic_ids)
@@ -210,11 +213,13 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = limited(starts, ends, most)
         known = StreamOffsets({where: end for where, end in starts.items() if where not in cut}, epochs=before.epochs)
         epochs = self._epochs(known, ends, latest.topic_ids)
+        topic_ids = latest.topic_ids
         if not self._options.subscription.assigned:  # There the option decides which partitions are read.
-            omitted = {at: end for at, end in starts.items() if at not in ends and at.topic in latest.topic_ids}
+            topic_ids = {**before.topic_ids, **topic_ids}
+            omitted = {at: end for at, end in known_starts(before, topic_ids).items() if at not in ends}
             ends |= omitted
             epochs |= {where: before.epochs[where] for where in omitted if where in before.epochs}
-        return StreamOffsets(ends, latest.topic_ids, epochs=epochs)
+        return StreamOffsets(ends, topic_ids, epochs=epochs)
 
     def _epochs(
         self, before: StreamOffsets, ends: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]
@@ -264,11 +269,13 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [replace(part, end=min(part.end, lost.get(part.where, part.end))) for part in ranges]
 
     def _look_for_gone(self, before: StreamOffsets, latest: StreamOffsets) -> None:
-        """Check for deleted topics, and for unread records deleted with them."""
+        """Check for deleted topics, and for unread records deleted with them; report each of them once."""
         gone = sorted(name for name, known in before.topic_ids.items() if latest.topic_ids.get(name, known) != known)
         if self._options.subscription.pattern:
             gone += sorted(set(before.topic_ids) - set(latest.topic_ids))
-        check_data_loss([_deleted(name, before.ends) for name in gone], self._options.fail_on_data_loss)
+        new = [name for name in gone if name not in self._gone]
+        check_data_loss([_deleted(name, before.ends) for name in new], self._options.fail_on_data_loss)
+        self._gone = frozenset(gone)
 
     def _still_there(self, ranges: list[OffsetRange], topic_ids: Mapping[str, str]) -> list[OffsetRange]:
         """Return the parts of ranges that retention has not removed."""

@@ -33,7 +33,7 @@ from headrace.spark.routes import Share, by_partition, by_topic
 from headrace.spark.row_digests import NO_TIME, RowKey, row_key, row_parts, stored_parts, times_of
 from headrace.spark.stored_rows import Stored, StoredRows, below
 from headrace.spark.typed_rows import converted
-from headrace.wire.errors import HeadraceError, OutOfOrderSequenceError
+from headrace.wire.errors import HeadraceError, MetastoreUnavailableError, Outcome, OutOfOrderSequenceError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
@@ -186,12 +186,26 @@ class TaskWriter:
         if not self._options.idempotent_retries:
             return _Target(topic, self._producer.partitions_for(topic), {}, None)
         places = self._stored.places(topic, all_tasks=True)
-        earlier = below(places, self._ends_before)
-        is_end_unknown = any(self._ends_before.get(where) == NO_END for where in places)
+        ends = self._ends_of(topic, places)
+        earlier = below(places, ends)
+        is_end_unknown = any(ends.get(where) == NO_END for where in places)
         if _any(earlier) or is_end_unknown:  # Without an end, other tasks take what this one stores for an earlier try.
             self.reports[topic] = TopicReport()
         tried = _any(earlier) or (_any(places) and _any(self._stored.places(topic, all_tasks=False)))
         return _Target(topic, len(places), earlier, HeldRows(topic) if tried else None)
+
+    def _ends_of(self, topic: str, places: Stored) -> Ends:
+        """Return the log ends before this try; unknown for a partition that the driver's metadata omitted.
+
+        Raises:
+            MetastoreUnavailableError: If the metadata of this task omits one: records in it would be stored twice.
+        """
+        known = {where: end for where, end in self._ends_before.items() if where.topic == topic}
+        if omitted := sorted(known.keys() - places.keys()):
+            raise MetastoreUnavailableError(
+                f"the metadata of {topic} omits {omitted[0]} and is therefore out of date", outcome=Outcome.NOT_APPLIED
+            )
+        return {**dict.fromkeys(places, NO_END), **known} if known else {}
 
     def _defers(self, target: _Target, held: HeldRows) -> bool:
         """Remove stored records from the held rows and continue after them; return whether the rest goes to the driver.

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Iterator
+from unittest.mock import ANY
 
 import pytest
 from headrace.spark.errors import DataLossError
 from headrace.spark.range_reader import read_range
 from headrace.spark.schema import full_schema
-from headrace.spark.stream_offsets import EPOCHS
+from headrace.spark.stream_offsets import EPOCHS, IDS
 from headrace.spark.stream_reader import HeadraceStreamReader
 from headrace.wire.columns import encode_batch
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -175,6 +176,30 @@ def test_a_partition_that_outdated_metadata_omits_is_not_read_again(fake, option
     assert stream.at[EPOCHS] == epochs
     fake.topics["t"].partitions.append(added)
     assert stream.batch(limit) == []
+
+
+def test_a_topic_that_outdated_metadata_omits_is_not_read_again(fake, caplog):
+    """Of a pattern, after a restart: it is reported as deleted, once, and its position stays."""
+    options = {"subscribe": "", "subscribepattern": "[tu]", "failondataloss": "false"}
+    fake.create_topic("u")
+    fake.append("u", encode_batch([b"other"], base_timestamp_ms=5))
+    before = Stream(fake, **options)
+    before.batch()
+    before.reader.stop()
+    omitted = fake.topics.pop("u")
+    stream = Stream(fake, **options)
+    stream.at = before.at
+    assert stream.batch() == []
+    fill(fake, "new", 100, 110)
+    assert stream.batch() == values("new", 100, 110)
+    assert (stream.at["t"], stream.at["u"]) == ({"0": 110}, {"0": 1})
+    assert {name: stream.at[IDS][name] for name in "u"} == {"u": omitted.topic_id.hex()}
+    assert [record.message for record in caplog.records if "topic u was deleted" in record.message] == [ANY]
+    fake.topics["u"] = omitted
+    fake.append("u", encode_batch([b"next"], base_timestamp_ms=5), partition=0)
+    after = Stream(fake, **options)
+    after.at = stream.at
+    assert after.batch() == [b"next"]
 
 
 def test_a_partition_that_is_not_assigned_any_more_leaves_the_checkpoint(fake):

@@ -8,6 +8,8 @@ from headrace.spark.identity import TaskIdentity
 from headrace.spark.options import write_options
 from headrace.spark.routes import by_partition, by_topic, partitions_of
 from headrace.spark.task_writer import TaskWriter
+from headrace.wire.errors import MetastoreUnavailableError
+from headrace.wire.ids import TopicPartition
 
 from tests.fakes.cluster import FakeCluster, running_fake
 
@@ -28,11 +30,11 @@ def rows(*values: bytes, keys: list[bytes | None] | None = None):
     return pa.RecordBatch.from_pydict(columns)
 
 
-def write(fake, *batches, identity=IDENTITY, dies=False, **options):
+def write(fake, *batches, identity=IDENTITY, dies=False, ends=None, **options):
     """One try of a task; it may die when everything is stored."""
     given = write_options({"headrace.bootstrap.servers": fake.address, "topic": "t", **options})
     try:
-        with TaskWriter(given, identity, {}) as writer:
+        with TaskWriter(given, identity, ends or {}) as writer:
             for batch in batches:
                 writer.write(batch)
             writer.finish()
@@ -53,6 +55,29 @@ def test_a_second_try_stores_the_rest_alone(fake):
     write(fake, *batches[:2], dies=True)
     assert write(fake, *batches) == 5
     assert stored(fake) == [[b"c"], [b"a", b"b", b"d", b"e"]]
+
+
+def test_a_second_try_with_outdated_metadata_stores_nothing_twice(fake):
+    """That of the task omits a partition in which the first try stored rows: the task fails, and Spark repeats it."""
+    ends = {TopicPartition("t", 0): 0, TopicPartition("t", 1): 0}
+    write(fake, rows(b"a"), ends=ends, dies=True)
+    assert stored(fake) == [[], [b"a"]]
+    ends[TopicPartition("t", 1)] = 1
+    omitted = fake.topics["t"].partitions.pop()
+    with pytest.raises(MetastoreUnavailableError, match="the metadata of t omits t-1"):
+        write(fake, rows(b"a"), ends=ends)
+    fake.topics["t"].partitions.append(omitted)
+    assert write(fake, rows(b"a"), ends=ends) == 1
+    assert stored(fake) == [[], [b"a"]]
+
+
+def test_a_second_try_with_outdated_metadata_of_the_driver_stores_nothing_twice(fake):
+    """Rows of another task, in a partition whose end the driver did not look up: they are compared all the same."""
+    write(fake, rows(b"a"), dies=True)
+    assert stored(fake) == [[], [b"a"]]
+    other = IDENTITY._replace(task=3)
+    assert write(fake, rows(b"a"), identity=other, ends={TopicPartition("t", 0): 0}) == 1
+    assert stored(fake) == [[], [b"a"]]
 
 
 def test_the_next_micro_batch_is_another(fake):

@@ -1,8 +1,9 @@
 """Known incarnation of each topic and the version of the GetMetadata response that reported it. Pure; its owner locks.
 
 Servers that cannot reach etcd respond for hours with their last known state (PROTOCOL H84), so responses arrive in any
-order of age. A statement that a topic has another incarnation, or none, counts only if its response is at least as new
-as that of the present state. Statements about the same incarnation need no such order: leader epochs have their own.
+order of age. A statement that a topic has another incarnation, none, or fewer partitions, counts only if its response
+is at least as new as that of the present state. Other statements about the same incarnation need no such order: leader
+epochs have their own.
 """
 
 from typing import NamedTuple
@@ -35,6 +36,7 @@ class _Life(NamedTuple):
     version: MetadataVersion
     topic_id: bytes
     """Empty means that the topic was deleted."""
+    partitions: int = 0
 
 
 class TopicVersions:
@@ -59,7 +61,7 @@ class TopicVersions:
         found = {}
         for topic in response.topics:
             known = self._known.get(topic.name)
-            if known is not None and version < known.version and _claims_other(topic, known.topic_id):
+            if known is not None and version < known.version and _claims_other(topic, known):
                 found[topic.name] = _refutation(topic.name, version, known)
         if lists_all:
             listed = {topic.name for topic in response.topics}
@@ -79,7 +81,7 @@ class TopicVersions:
             if topic.name in refuted or not topic.name:
                 continue
             if not topic.HasField("error"):
-                self._note(topic.name, _Life(version, topic.topic_id))
+                self._note(topic.name, _Life(version, topic.topic_id, len(topic.partitions)))
             elif claims_absence(topic) and topic.name in self._known:
                 self._note(topic.name, _Life(version, b""))
         if lists_all:
@@ -99,13 +101,15 @@ def claims_absence(topic: cluster_pb2.TopicMetadata) -> bool:
     return topic.HasField("error") and int(topic.error.code) == ErrorCode.UNKNOWN_TOPIC
 
 
-def _claims_other(topic: cluster_pb2.TopicMetadata, topic_id: bytes) -> bool:
-    """Return whether an entry claims another incarnation than `topic_id`, or none."""
+def _claims_other(topic: cluster_pb2.TopicMetadata, known: _Life) -> bool:
+    """Return whether an entry claims another incarnation than the known one, none, or fewer partitions."""
     if topic.HasField("error"):
-        return claims_absence(topic) and bool(topic_id)
-    return topic.topic_id != topic_id
+        return claims_absence(topic) and bool(known.topic_id)
+    return topic.topic_id != known.topic_id or len(topic.partitions) < known.partitions
 
 
 def _refutation(name: str, version: MetadataVersion, known: _Life) -> str:
-    said = f"topic {name} has id {known.topic_id.hex()}" if known.topic_id else f"topic {name} was deleted"
+    said = f"topic {name} was deleted"
+    if known.topic_id:
+        said = f"topic {name} has id {known.topic_id.hex()} and {known.partitions} partitions"
     return f"its metadata is of {version}, and by {known.version} {said}"

@@ -185,6 +185,31 @@ def test_where_all_answers_are_older_what_they_refute_is_an_error_that_a_retry_m
     assert "revision 95" in str(error)
 
 
+def with_partitions(count, answer):
+    """The answer, with this number of partitions of each topic."""
+    for topic in answer.topics:
+        for number in range(count):
+            topic.partitions.add(partition=number)
+    return answer
+
+
+def test_an_older_answer_omits_no_partitions(monkeypatch):
+    """A restored cluster may have fewer; a list of all topics neither."""
+    full = with_partitions(3, metadata_of(95, NEW))
+    servers = Servers(monkeypatch, a=full, b=with_partitions(2, metadata_of(90, NEW)))
+    ask(servers, "t")
+    servers.answers["a:1"] = with_partitions(3, metadata_of(80, NEW))
+    assert ask(servers, "t").revision == 80
+    servers.answers["a:1"] = REFUSED
+    for names in (("t",), ()):
+        (topic,) = ask(servers, *names).topics
+        error = from_detail(topic.error)
+        assert isinstance(error, MetastoreUnavailableError)
+        assert "and 3 partitions" in str(error)
+    servers.answers["b:1"] = with_partitions(2, metadata_of(40, NEW, generation=2))
+    assert len(ask(servers, "t").topics[0].partitions) == 2
+
+
 def test_an_older_list_of_all_topics_hides_none(monkeypatch):
     servers = Servers(monkeypatch, a=metadata_of(95, {**NEW, "u": b"u" * 16}), b=metadata_of(90, {"u": b"u" * 16}))
     ask(servers)
