@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from headrace.log.errors import CorruptLogError
@@ -190,6 +191,36 @@ def test_the_same_epoch_and_another_chain_goes_one_batch_back(offset: int, last_
     partition = leader_with_epochs()
     request = asked(partition, offset=offset, last_epoch=last_epoch, last_crc=12345)
     assert compare_logs(partition[LEADER].log, request) == decision
+
+
+class CountingReader:
+    """The reader of a log, which counts the reads of the first batch."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+        self.first_batches = 0
+
+    def first_batch(self) -> Any:
+        self.first_batches += 1
+        return self.reader.first_batch()
+
+    def batch_with(self, offset: int) -> Any:
+        return self.reader.batch_with(offset)
+
+    def verify_from(self, offset: int, max_bytes: int) -> Any:
+        return self.reader.verify_from(offset, max_bytes)
+
+
+@pytest.mark.parametrize(("offset", "last_crc", "reads"), [(0, 0, 1), (0, 12345, 1), (4, 12345, 0)])
+def test_a_comparison_reads_the_first_batch_once_and_only_where_it_decides(
+    offset: int, last_crc: int, reads: int
+) -> None:
+    """Each read may wait for the disk, in a thread."""
+    partition = leader_with_epochs()
+    request = asked(partition, offset=offset, last_epoch=1 if offset else -1, last_crc=last_crc)
+    reader = CountingReader(partition[LEADER].log.reader)
+    compare_logs(partition[LEADER].log, request, reader)
+    assert reader.first_batches == reads
 
 
 def test_a_leader_with_corruption_sends_no_good_follower_back() -> None:

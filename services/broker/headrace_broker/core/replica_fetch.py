@@ -195,13 +195,13 @@ def compare_logs(log: ReplicaLog, request: FetchRequest, reader: ReplicaReader |
     missed the deletion of a record that it has, if the deletion is gone here: it copies the log from its start.
     """
     offset, reader = request.offset, reader or log.reader
-    if offset < log.log_start_offset:
-        start, previous_crc = reader.first_batch()
-        if offset < start:
-            return Restart(start, previous_crc)
-        if offset > start and reader.batch_with(log.log_start_offset).is_compacted:
-            return Restart(start, previous_crc, is_compacted=True)  # The follower ends within the first batch.
-    if offset == log.log_start_offset and (offset, request.last_crc) == reader.first_batch():
+    first = reader.first_batch() if offset <= log.log_start_offset else None
+    if first is not None and offset < log.log_start_offset:
+        if offset < first[0]:
+            return Restart(*first)
+        if offset > first[0] and reader.batch_with(log.log_start_offset).is_compacted:
+            return Restart(*first, is_compacted=True)  # The follower ends within the first batch.
+    elif (offset, request.last_crc) == first:
         return None  # Of an emptied log only a later epoch may be left.
     if request.last_epoch >= 0:
         epoch, end_offset = log.epoch_end(request.last_epoch)
@@ -213,8 +213,8 @@ def compare_logs(log: ReplicaLog, request: FetchRequest, reader: ReplicaReader |
         return Diverged(-1, log.log_end_offset)
     if _may_miss(log.log_start_offset, offset, request.deletions_end, log.deletions_end):
         return Restart(*reader.first_batch(), is_compacted=True)
-    if offset <= log.log_start_offset:
-        is_copy = (offset, request.last_crc) == reader.first_batch()
+    if first is not None:
+        is_copy = (offset, request.last_crc) == first
     elif offset == log.log_end_offset and request.last_crc == log.last_crc:
         is_copy = True
     else:  # Also reached if a concurrent append has just moved the log end; data before `offset` does not change.
@@ -222,7 +222,9 @@ def compare_logs(log: ReplicaLog, request: FetchRequest, reader: ReplicaReader |
         if before.is_compacted and before.end_offset > offset:
             return Diverged(request.last_epoch, before.base_offset, is_compacted=True)
         is_copy = before.end_offset == offset and before.chain_crc == request.last_crc
-    return None if is_copy else _one_batch_back(log, request, reader)
+    if is_copy:
+        return None
+    return Restart(*first) if first is not None else _one_batch_back(log, request, reader)
 
 
 def must_report_flush(replica: PartitionReplica, request: FetchRequest) -> bool:
@@ -249,8 +251,6 @@ def _one_batch_back(log: ReplicaLog, request: FetchRequest, reader: ReplicaReade
 
     Raise if the corrupt log is this one: a follower with an intact log must not truncate it (I17).
     """
-    if request.offset <= log.log_start_offset:
-        return Restart(*reader.first_batch())
     base_offset = reader.batch_with(request.offset - 1).base_offset
     reader.verify_from(max(base_offset, log.log_start_offset), 1)
     return Restart(*reader.first_batch()) if request.last_epoch < 0 else Diverged(request.last_epoch, base_offset)
