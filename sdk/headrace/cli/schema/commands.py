@@ -3,7 +3,7 @@
 import difflib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,8 @@ from headrace.cli.common.rendering import Column, Facts, JsonValue, Note, Report
 from headrace.cli.common.session import CommandFailed, Session, UsageProblem, Yes, command, confirm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from headrace.client.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry
 
 app = typer.Typer(help="Manage schemas in the registry.", no_args_is_help=True, rich_markup_mode=None)
@@ -76,6 +78,7 @@ def list_schemas(
     from urllib.parse import quote
 
     client = open_registry(session, registry)
+    found: Iterable[dict[str, Any]]
     if subject:
         versions = client.request("GET", f"/subjects/{quote(subject, safe='')}/versions")
         found = (client.request("GET", f"/subjects/{quote(subject, safe='')}/versions/{each}") for each in versions)
