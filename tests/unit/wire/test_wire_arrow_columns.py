@@ -25,7 +25,7 @@ from headrace.wire.typed.arrow_columns import (
     column_type,
     columns_of,
 )
-from headrace.wire.typed.column_types import parse_type
+from headrace.wire.typed.column_types import parse_type, zone_of
 from headrace.wire.typed.json_values import json_row
 from headrace.wire.typed.row_blocks import blocks_of_rows
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
@@ -223,6 +223,32 @@ def typed(columns: TopicColumns, rows: list[dict[str, Any]]) -> TypedColumns:
     assert found.typed is not None
     assert json.loads(found.values()[0]) == json.loads(json_row(rows[0]))
     return found.typed
+
+
+@pytest.mark.parametrize("zone", ["+01:00", "-03:30", "America/Port-au-Prince", "Etc/GMT-3", "Europe/Paris"])
+def test_times_of_any_zone(zone: str) -> None:
+    """Arrow has offsets and names with hyphens; Python objects and JSON have the same moment."""
+    moment = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC).astimezone(zone_of(zone))
+    columns = parse_columns(str(columns_of(pa.schema([pa.field("at", pa.timestamp("us", zone))]))))
+    assert arrow_schema(columns.current).field("at").type == pa.timestamp("us", zone)
+    numbered = parse_columns(f"1 {columns}")
+    found = typed(numbered, [{"at": moment}])
+    (value,) = found.values(numbered.current[0])
+    assert value == moment
+    assert value.utcoffset() != dt.timedelta()
+    assert found.array(numbered.current[0]).cast(pa.int64()).to_pylist() == [int(moment.timestamp()) * 10**6]
+
+
+def test_rows_of_a_zone_that_this_machine_lacks_say_so() -> None:
+    """They are not corrupt: a reader that passes over corrupt batches would lose them."""
+    columns = parse_columns("1 at timestamp[us, Europe/Atlantis]")
+    array = pa.array([0], pa.timestamp("us"))
+    batch = column_parts(
+        RowBlocks(str(columns), [block_of_array(array, columns.current[0].type)], 1), base_timestamp_ms=0
+    )
+    found = decode_batch(b"".join(batch), max_payload_bytes=1 << 20)
+    with pytest.raises(InvalidConfigError, match=r"there is no time zone 'Europe/Atlantis'.*install tzdata"):
+        found.values()
 
 
 def test_columns_of_another_time() -> None:

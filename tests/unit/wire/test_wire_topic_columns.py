@@ -20,6 +20,10 @@ from headrace.wire.typed.topic_columns import evolved, parse_columns, writable
         ("timestamp[ms]", "timestamp[ms]"),
         ("timestamp[us,UTC]", "timestamp[us, UTC]"),
         ("timestamp[us, Europe/Berlin]", "timestamp[us, Europe/Berlin]"),
+        ('timestamp[us, "Europe/Berlin"]', "timestamp[us, Europe/Berlin]"),
+        ('timestamp[us, "+01:00"]', 'timestamp[us, "+01:00"]'),
+        ('timestamp[us, "America/Port-au-Prince"]', 'timestamp[us, "America/Port-au-Prince"]'),
+        ("timestamp[us, Etc/GMT+3]", "timestamp[us, Etc/GMT+3]"),
         ("list<map<string,double>>", "list<map<string, double>>"),
         ('struct<a: int8, "b c": list<struct<d: bool>>>', 'struct<a: int8, "b c": list<struct<d: bool>>>'),
     ],
@@ -43,6 +47,7 @@ def test_types_are_read_and_written(text: str, written: str) -> None:
         ("struct<a: int8, a: int8>", "two fields of a struct are named a"),
         ("int8 int8", "nothing more is expected at 'int8'"),
         ("binary[0]", "0 is outside 1"),
+        ('timestamp[us, ""]', "a name is empty"),
         ("list<" * 20 + "int8" + ">" * 20, "nested more than 16 deep"),
     ],
 )
@@ -164,6 +169,22 @@ def test_a_default_stands_for_records_without_the_column(wanted: str, allowed: s
                 evolved(before, wanted, mode)
     assert writable("1 a int64", parse_columns(before)) == ""
     assert "may be null in the batch" in writable("1 a int64, 2 k string", parse_columns(before))
+
+
+@pytest.mark.parametrize("zone", ["UTC", "utc", "Europe/Paris", '"+01:00"', '"-11:30"', '"America/Port-au-Prince"'])
+def test_a_column_has_a_time_zone_that_exists(zone: str) -> None:
+    assert evolved("", f"at list<timestamp[us, {zone}]>", "backward") == f"1 at list<timestamp[us, {zone}]>"
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berln", "Europe", '"+25:00"', '"+1"', '"../etc/passwd"', "nowhere"])
+def test_a_new_column_of_a_time_zone_that_does_not_exist_is_refused(zone: str) -> None:
+    """Its rows could not be read as Python objects, nor as JSON. A topic that has such a column can be altered."""
+    for kind in (f"timestamp[us, {zone}]", f"struct<a: list<timestamp[s, {zone}]>>"):
+        with pytest.raises(InvalidConfigError, match="columns: at: there is no time zone"):
+            evolved("", f"at {kind}", "none")
+        with pytest.raises(InvalidConfigError, match="columns: at: there is no time zone"):
+            evolved("1 a int64", f"a int64, at {kind}", "none")
+        assert evolved(f"1 at {kind}", f"at {kind}, b int64", "backward") == f"1 at {kind}, 2 b int64"
 
 
 def test_keys_are_fixed() -> None:

@@ -3,17 +3,16 @@
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
 from itertools import compress, pairwise
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.wire.errors import CorruptBatchError
-from headrace.wire.typed.column_types import INTEGERS, ColumnType
+from headrace.wire.typed.column_types import INTEGERS, ColumnType, zone_of
 from headrace.wire.typed.payload import DOUBLE, INT64, TEXT, UINT64
 
 NUMBERS: dict[str, np.dtype[Any]] = {
@@ -177,6 +176,7 @@ def values_of(array: BlockArray) -> list[Any]:
 
     Raises:
         CorruptBatchError: If text is not UTF-8, or a time is outside what Python represents.
+        InvalidConfigError: If this machine does not have the time zone.
     """
     try:
         values = _values(array)
@@ -260,7 +260,7 @@ def _converter(kind: ColumnType) -> Callable[[int], Any]:
         return lambda number: _time_of_day(number * scale)
     if not kind.zone:
         return lambda number: _EPOCH + timedelta(microseconds=number * scale)
-    zone: tzinfo = UTC if kind.zone.upper() in {"UTC", "Z", "ETC/UTC"} else ZoneInfo(kind.zone)
+    zone = zone_of(kind.zone)
     aware = _EPOCH.replace(tzinfo=UTC)
     if zone is UTC:
         return lambda number: aware + timedelta(microseconds=number * scale)

@@ -15,13 +15,17 @@
 | `time[u]`, `duration[u]`, `timestamp[u]`, `timestamp[u, zone]` | in the unit `u`: `s`, `ms`, `us` or `ns` |
 | `list<t>`, `map<k, v>`, `struct<name: t>` | nested at most 16 deep |
 
+A zone is UTC, an offset or a name of the database of time zones; in quotes if it is no word: `timestamp[us, "+01:00"]`.
+
 Every type has one layout of Arrow's columnar format, in its 32-bit variant: `headrace.wire.typed.arrow_columns`.
 """
 
 import json
 import re
 from dataclasses import dataclass
+from datetime import UTC, timedelta, timezone, tzinfo
 from functools import lru_cache
+from zoneinfo import ZoneInfo
 
 from headrace.wire.errors import InvalidConfigError
 
@@ -44,8 +48,10 @@ ALIASES = {
 }
 """Other names for a type that are read, but not written."""
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_+/]*")
+_OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):([0-5]\d)")
 _TOKEN = re.compile(
-    r'\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_+/]*)|(?P<number>-?\d+)|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<mark>[<>\[\](),:]))'
+    rf'\s*(?:(?P<word>{_WORD.pattern})|(?P<number>-?\d+)|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<mark>[<>\[\](),:]))'
 )
 
 
@@ -69,7 +75,8 @@ class ColumnType:
         if self.children:
             return f"{self.name}<{', '.join(str(child) for _, child in self.children)}>"
         if self.unit:
-            return f"{self.name}[{self.unit}, {self.zone}]" if self.zone else f"{self.name}[{self.unit}]"
+            zone = self.zone if _WORD.fullmatch(self.zone) else json.dumps(self.zone)
+            return f"{self.name}[{self.unit}, {zone}]" if self.zone else f"{self.name}[{self.unit}]"
         return f"{self.name}[{self.numbers[0]}]" if self.numbers else self.name
 
 
@@ -84,6 +91,35 @@ def parse_type(text: str) -> ColumnType:
     found = reader.type()
     reader.end()
     return found
+
+
+def zone_of(name: str) -> tzinfo:
+    """Return the time zone of timestamps: UTC, an offset such as `+01:00`, or one of the database of time zones.
+
+    Raises:
+        InvalidConfigError: If there is none of this name here.
+    """
+    if name.upper() in {"UTC", "Z", "ETC/UTC"}:
+        return UTC
+    offset = _OFFSET.fullmatch(name)
+    if offset is not None:
+        sign, hours, minutes = offset.groups()
+        return timezone((-1 if sign == "-" else 1) * timedelta(hours=int(hours), minutes=int(minutes)))
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise InvalidConfigError(
+            f"there is no time zone {name!r}",
+            action="Use UTC, an offset such as +01:00, or a name such as Europe/Paris. If it is right, install tzdata.",
+        ) from None
+
+
+def check_zones(kind: ColumnType) -> None:
+    """Raise `InvalidConfigError` if a type has a time zone, at any depth, that does not exist."""
+    if kind.zone:
+        zone_of(kind.zone)
+    for _, child in kind.children:
+        check_zones(child)
 
 
 def quoted(name: str) -> str:
@@ -138,6 +174,9 @@ class TypeReader:
         text = self.take("quoted")
         if text is None:
             return self.expect("word")
+        return self._unquoted(text)
+
+    def _unquoted(self, text: str) -> str:
         try:
             name = json.loads(text)
         except ValueError:
@@ -178,7 +217,10 @@ class TypeReader:
         unit = self.expect("word")
         if unit not in UNITS:
             raise self.error(f"{unit} is not one of the units {', '.join(UNITS)}")
-        zone = (self.take("quoted") or self.expect("word")) if name == "timestamp" and self.take(",") else ""
+        zone = ""
+        if name == "timestamp" and self.take(","):
+            text = self.take("quoted")
+            zone = self.expect("word") if text is None else self._unquoted(text)
         self.expect("]")
         return ColumnType(name, unit=unit, zone=zone)
 
