@@ -229,7 +229,7 @@ class JsonSchema(SchemaCodec):
 
     def _encode(self, value: Any, schema: RegisteredSchema) -> bytes:
         self._check(value, schema)
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
     def _decode(self, data: bytes, schema: RegisteredSchema) -> Any:
         value = json.loads(data)

@@ -129,3 +129,17 @@ def test_rows() -> None:
         found.row(header + b'{"x": "noon"}')
     assert JsonSchema(Answers(), {"type": "array"}).tables.reader(()) is None
     assert JsonSchema(Answers()).tables.reader([None]) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [-float("inf")]])
+def test_a_number_that_json_lacks_is_not_written(value: Any) -> None:
+    """`NaN` is no JSON: clients in other languages fail on it."""
+
+    class Latest(Known):
+        def latest(self, subject: str, *, serialized: bool = False) -> RegisteredSchema:
+            return RegisteredSchema(1, "JSON", json.dumps(of_property({})), subject=subject, version=1)
+
+    written = JsonSchema(Latest(), subject="measures-value")
+    assert written.serialize({"x": 1.5}) == HEADER.pack(0, 1) + b'{"x":1.5}'
+    with pytest.raises(SerializationError, match="the value does not fit schema 1 of subject 'measures-value': "):
+        written.serialize({"x": value})
