@@ -44,6 +44,33 @@ def test_tables_and_columns(connection, query, tables, columns):
 
 
 @pytest.mark.parametrize(
+    ("query", "tables"),
+    [
+        ("with t as (select * from t where a > 3) select count(*) from t", {"t": 1}),
+        ("with recursive t as (select * from t) select count(*) from t", {"t": 1}),
+        ("with recursive t as (select 1 a union all select a + 1 from t where a < 3) select count(*) from t", {}),
+        ("select * from u join (with u as (select 1 a) select * from u) v using (a)", {"u": 1}),
+        (
+            "with u as (select 1 a) select * from (with v as (select * from u) select * from V) join t using (a)",
+            {"t": 1},
+        ),
+        ("with U as (select 1 a) select * from u", {}),
+        ("with t as (select * from t), v as (select * from t) select * from v", {"t": 1}),
+        ("with u as (select 1 a) select a from t union select a from u", {"t": 1}),
+        ("with u as (select 1 a), v as (with u as (select * from u) select * from u) select * from v", {}),
+    ],
+)
+def test_a_with_is_no_table_where_its_name_is_known(connection, query, tables):
+    """DuckDB reads the same tables: it finds those, and needs no others."""
+    parts = query_parts(connection, query)
+    assert parts.tables == tables
+    with duckdb.connect() as other:
+        for name in tables:
+            other.execute(f"create temp view {name} as select 1 as a")
+        other.execute(query)
+
+
+@pytest.mark.parametrize(
     ("query", "whole"),
     [
         ("select u.*, a from t join u using (k)", {"u"}),

@@ -90,8 +90,7 @@ def query_parts(connection: Any, query: str) -> QueryParts:
         raise InvalidRequestError("the query has several statements", action="Pass one SELECT statement.")
     node = tree["statements"][0]["node"]
     entries = [entry for each in _nodes(node) for entry in _entries(each.get("cte_map"))]
-    named = {entry["key"] for entry in entries}
-    reads = [each for each in _nodes(node) if each.get("type") == "BASE_TABLE" and each["table_name"] not in named]
+    reads = [*_reads(node, frozenset())]
     tables = Counter(each["table_name"] for each in reads)
     repeated = {each.get("table_name") for entry in entries if _is_repeated(entry["value"]) for each in _nodes(entry)}
     tables.update(name for name in tables if name in repeated)
@@ -125,14 +124,37 @@ def _nodes(tree: Any) -> Iterator[Node]:
             yield from _nodes(each)
 
 
+def _reads(tree: Any, named: frozenset[str]) -> Iterator[Node]:
+    """Yield the tables of a tree that are none of its WITHs, nor of `named`, those around it in lower case.
+
+    The name of a WITH is the table of this name within it, unless it recurs, and in the WITHs before it.
+    """
+    if isinstance(tree, list):
+        for each in tree:
+            yield from _reads(each, named)
+    elif isinstance(tree, dict):
+        if tree.get("type") == "BASE_TABLE" and tree["table_name"].lower() not in named:
+            yield tree
+        for entry in _entries(tree.get("cte_map")):
+            with_it = named | {entry["key"].lower()}
+            yield from _reads(entry["value"], with_it if _recurs(entry["value"]) else named)
+            named = with_it
+        for key, each in tree.items():
+            if key != "cte_map":
+                yield from _reads(each, named)
+
+
 def _entries(cte_map: Any) -> list[Node]:
     return cte_map.get("map", []) if isinstance(cte_map, dict) else []
 
 
 def _is_repeated(cte: Node) -> bool:
     """Return whether the tables of a WITH are read as often as it is used, or as it recurs."""
-    recurs = any(each.get("type") == "RECURSIVE_CTE_NODE" for each in _nodes(cte))
-    return recurs or "NEVER" in str(cte.get("materialized"))
+    return _recurs(cte) or "NEVER" in str(cte.get("materialized"))
+
+
+def _recurs(cte: Node) -> bool:
+    return any(each.get("type") == "RECURSIVE_CTE_NODE" for each in _nodes(cte))
 
 
 def _names(node: Any) -> frozenset[str]:
