@@ -97,3 +97,12 @@ def test_bounds_of_times_leave_all_rows_that_duckdb_finds(connection: Any, kind:
             if count(connection, rows, condition) != expected:
                 differing.append((condition, expected, rows.column("a").to_pylist()))
     assert not differing, differing[:5]
+
+
+@pytest.mark.parametrize("condition", ["user > 5", "User > 5", "user_1 > 5", "user_1_1 > 5"])
+def test_bounds_of_columns_that_differ_in_case_alone(connection: Any, condition: str) -> None:
+    """DuckDB finds names without case, and renames all but the first."""
+    numbers = ([10, 1, 1], [1, 10, 1], [1, 1, 10])
+    topic = Topic("1 User int64, 2 user int64, 3 user_1 int64", [pa.array(each) for each in numbers])
+    expected = count(connection, topic.table, condition)
+    assert count(connection, topic.read(connection, condition), condition) == expected == 1

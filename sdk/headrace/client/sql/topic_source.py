@@ -82,7 +82,7 @@ class TopicSource:
         elif bound.column == self._timestamp:
             # Times need not ascend, so that only a lower bound narrows.
             type_name = "TIMESTAMP WITH TIME ZONE" if bound.end == "low" else ""
-        elif self._columns is not None:
+        elif self._columns is not None and not _are_renamed(self._columns):
             column = next((each for each in self._columns.current if each.name == bound.column), None)
             if column is not None and column.type.name not in _WITHOUT_ORDER and not column.type.children:
                 type_name = _type_name(connection, self._columns, bound.column)
@@ -161,6 +161,12 @@ def _mentioned(own: Iterable[str], mentioned: frozenset[str]) -> list[str]:
     if not _NEEDS_VALUES.isdisjoint(lowered):
         lowered.add("value")
     return [name for name in own if name.lower() in lowered]
+
+
+def _are_renamed(columns: TopicColumns) -> bool:
+    """Return whether DuckDB gives columns other names: of several that differ in case alone, all but the first."""
+    names = [column.name.lower() for column in columns.current]
+    return len(set(names)) < len(names)
 
 
 def _union(uses: Sequence[Mapping[str, Range]]) -> dict[str, Range]:
