@@ -20,6 +20,8 @@ def thing(required: tuple[str, ...] = (), closed: bool = False, **properties: An
 
 TEXT, INT, NUMBER, NULL = {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "null"}
 D2020 = "https://json-schema.org/draft/2020-12/schema"
+D2019 = "https://json-schema.org/draft/2019-09/schema"
+D6 = "http://json-schema.org/draft-06/schema#"
 D4 = "http://json-schema.org/draft-04/schema#"
 CAT = thing(("kind",), kind={"const": "cat"}, lives=INT)
 DOG = thing(("kind",), kind={"const": "dog"}, tail=TEXT)
@@ -114,6 +116,17 @@ TABLE: list[tuple[str, Any, Any, list[str]]] = [
     ("recursive, wider", WIDE_TREE, TREE, []),
     ("recursive, other", TEXT_TREE, TREE, ["TYPE_NARROWED"]),
     ("siblings of $ref count since 2019", {"$schema": D2020, "$ref": "#/$defs/a", "maximum": 3, "$defs": {"a": INT}}, {"$schema": D2020, "type": "integer"}, ["MAXIMUM_DECREASED"]),
+    ("prefixItems of the writer mean nothing in draft 7", {"items": [INT]}, {"type": "array", "prefixItems": [INT]}, ["TYPE_NARROWED"]),
+    ("prefixItems of the reader mean nothing in draft 7", {"type": "array", "prefixItems": [INT]}, {"type": "array"}, []),
+    ("prefixItems in draft 7 may be anything", {"prefixItems": 7}, {"prefixItems": 8}, []),
+    ("dependentRequired means nothing in draft 7", {"$schema": D2019, "dependentRequired": {"a": ["b"]}}, {"type": "object", "dependentRequired": {"a": ["b"]}}, ["DEPENDENCY_ARRAY_EXTENDED"]),
+    ("dependencies mean nothing since 2019", {"dependencies": {"a": ["b"]}}, {"$schema": D2019, "type": "object", "dependencies": {"a": ["b"]}}, ["DEPENDENCIES_CHANGED"]),
+    ("const means nothing in draft 4", {"enum": ["a"]}, {"$schema": D4, "type": "string", "const": "a"}, ["ENUM_ARRAY_NARROWED"]),
+    ("const means something in draft 6", {"enum": ["a"]}, {"$schema": D6, "type": "string", "const": "a"}, []),
+    ("if means nothing in draft 6", {"properties": {"x": {"if": TEXT, "then": {"minLength": 1}}}}, {"$schema": D6, "type": "object", "properties": {"x": {"if": TEXT, "then": {"minLength": 1}}}}, ["IF_CHANGED"]),
+    ("names with an if that draft 6 lacks", {"propertyNames": {"if": TEXT, "then": {"minLength": 1}}}, {"$schema": D6, "type": "object", "propertyNames": {"if": TEXT, "then": {"minLength": 1}}}, ["PROPERTY_NAMES_CHANGED"]),
+    ("names of another draft", {"$schema": D2020, "propertyNames": {"maxLength": 3}}, {"type": "object", "propertyNames": {"maxLength": 3}}, []),
+    ("unevaluated properties of the same text in draft 7", {"$schema": D2020, "properties": {"x": {"unevaluatedProperties": False}}}, {"type": "object", "properties": {"x": {"unevaluatedProperties": False}}}, ["UNEVALUATED_PROPERTIES_CHANGED"]),
     ("siblings of $ref do not count in draft 7", {"$ref": "#/definitions/a", "maximum": 3, "definitions": {"a": INT}}, INT, []),
 ]  # fmt: skip
 
@@ -162,6 +175,17 @@ def test_references_are_followed() -> None:
     assert using(NUMBER).why_unreadable(using(INT)) == []
     assert [reason.rule for reason in using(INT).why_unreadable(using(NUMBER))] == ["TYPE_NARROWED"]
     assert using(INT).why_unreadable(using(INT)) == []
+
+
+def test_a_reference_has_its_own_draft() -> None:
+    """As validators have it; a part of the other document has the draft of the schema that refers to it."""
+    pair = {"$schema": D2020, "type": "array", "prefixItems": [INT], "$defs": {"pair": {"prefixItems": [INT]}}}
+    references = {"pair.json": SchemaText(json.dumps(pair))}
+    reader = parse({"properties": {"a": {"items": [INT]}}})
+    for place, rules in (("", []), ("#/$defs/pair", ["TYPE_NARROWED"])):
+        written = thing(a={"allOf": [{"type": "array"}, {"$ref": f"pair.json{place}"}]})
+        writer = parse_schema(JSON, SchemaText(json.dumps(written), references=references))
+        assert [reason.rule for reason in reader.why_unreadable(writer)] == rules
 
 
 def test_comparison_of_unlimited_cost_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from headrace_coordinator.core.schemas.json_parts import (
     read_types,
     text_of,
     types_of,
+    unknown_keywords,
     upper_bounds,
     values_of,
 )
@@ -45,6 +46,7 @@ _SAME_WHOLE = (
     "$recursiveRef",
 )
 """Keywords whose meaning depends on others, so that they follow only from the same schema."""
+_REFERENCES = frozenset({"$ref", "$recursiveRef", "$dynamicRef"})
 
 
 class Containment:
@@ -262,17 +264,23 @@ def _compare_required(reader: Part, writers: Parts, path: str) -> Reasons:
 def _compare_same(reader: Part, writers: Parts, types: frozenset[str], path: str) -> Reasons:
     for keyword, kind in _SAME.items():
         value = reader.keywords.get(keyword)
-        if value is not None and kind in types and not any(_is_same(value, w.keywords.get(keyword)) for w in writers):
+        if value is None or kind not in types:
+            continue
+        if not any(_is_same(value, w.keywords.get(keyword), reader, w) for w in writers):
             yield _changed(keyword, path)
     found = next((keyword for keyword in _SAME_WHOLE if keyword in reader.keywords), None)
-    if found is not None and not any(_is_same(reader.contents, writer.contents) for writer in writers):
+    if found is not None and not any(_is_same(reader.contents, w.contents, reader, w) for w in writers):
         yield _changed(found, path)
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal and mean the same in both documents, which a reference need not."""
+def _is_same(one: Any, other: Any, reader: Part, writer: Part) -> bool:
+    """Return whether two values are equal and mean the same in both documents.
+
+    A reference need not mean the same, nor a keyword that one of the drafts does not have.
+    """
     text = text_of(one)
-    return text == text_of(other) and '"$ref"' not in text and "cursiveRef" not in text and "dynamicRef" not in text
+    differing = unknown_keywords(reader.specification.name) ^ unknown_keywords(writer.specification.name)
+    return text == text_of(other) and not any(f'"{name}"' in text for name in _REFERENCES | differing)
 
 
 def _changed(keyword: str, path: str) -> Incompatibility:

@@ -6,15 +6,34 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from referencing import Specification
+from referencing.jsonschema import UnknownDialect, specification_with
 
 if TYPE_CHECKING:
     from referencing._core import Resolver  # It has no public name.
 
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
+_DRAFTS = (*_OLD_DRAFTS, "draft2019-09", "draft2020-12")
+_FIRST_DRAFT = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), "draft-06"),
+    **dict.fromkeys(("if", "then", "else"), "draft-07"),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "minContains", "maxContains"), "draft2019-09"),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "$recursiveRef"), "draft2019-09"),
+    **dict.fromkeys(("prefixItems", "$dynamicRef"), "draft2020-12"),
+}
+_LAST_DRAFT = {"dependencies": "draft-07", "$recursiveRef": "draft2019-09", "additionalItems": "draft2019-09"}
+
+
+@lru_cache
+def unknown_keywords(draft: str) -> frozenset[str]:
+    """Return the keywords of other drafts that mean nothing in a draft, given by the name of its specification."""
+    place = _DRAFTS.index(draft)
+    later = {name for name, first in _FIRST_DRAFT.items() if _DRAFTS.index(first) > place}
+    return frozenset(later | {name for name, last in _LAST_DRAFT.items() if _DRAFTS.index(last) < place})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +51,17 @@ class Part:
             return {}
         if "$ref" in self.contents and self.specification.name in _OLD_DRAFTS:
             return {"$ref": self.contents["$ref"]}
-        return self.contents
+        unknown = unknown_keywords(self.specification.name)
+        if unknown.isdisjoint(self.contents):
+            return self.contents
+        return {name: value for name, value in self.contents.items() if name not in unknown}
 
     def inside(self, contents: Any) -> Part:
         """Return a schema that is a value of a keyword of this one."""
         if isinstance(contents, bool):
             return Part(contents, self.resolver, self.specification)
-        resource = self.specification.create_resource(contents)
-        return Part(contents, self.resolver.in_subresource(resource), self.specification)
+        specification = _draft_of(contents, self.specification)
+        return Part(contents, self.resolver.in_subresource(specification.create_resource(contents)), specification)
 
     def value(self, keyword: str) -> Part:
         """Return the schema that is the value of a keyword; `true` if there is none."""
@@ -56,7 +78,18 @@ class Part:
     def target(self) -> Part:
         """Return the schema that `$ref` names; raise `Unresolvable` if there is none."""
         found = self.resolver.lookup(self.contents["$ref"])
-        return Part(found.contents, found.resolver, self.specification)
+        return Part(found.contents, found.resolver, _draft_of(found.contents, self.specification))
+
+
+def _draft_of(contents: Any, around: Specification[Any]) -> Specification[Any]:
+    """Return the draft of a schema inside another one, or that it refers to: its own, or the other's."""
+    name = contents.get("$schema") if isinstance(contents, dict) else None
+    if not isinstance(name, str):
+        return around
+    try:
+        return specification_with(name)
+    except UnknownDialect:
+        return around
 
 
 Parts = Sequence[Part]
