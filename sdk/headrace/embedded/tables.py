@@ -273,10 +273,11 @@ class DirectoryTables:
                 return tables_pb2.WriteRowResponse(applied=True, version=end_offset - 1, records=found.record_count)
             partition.flush()
             state.catch_up()
-            row, version = state.rows.current(write.row, {})
+            version = state.rows.version_of(write.row)
             if write.if_version is not None and version != write.if_version:
                 return tables_pb2.WriteRowResponse(applied=False, version=version)
             if write.deletes_row:
+                row = state.rows.current(write.row, {}).columns
                 if not row:
                     return tables_pb2.WriteRowResponse(applied=True, version=ABSENT)
                 write = write._replace(columns=dict.fromkeys(row))

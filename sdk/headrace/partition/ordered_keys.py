@@ -11,10 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import numpy as np
+
 _MOST = 1024
 """Keys in one list; a fuller one is divided."""
 _FILLED = 768
 """Keys in each list of keys that are built at once."""
+_FEW = 64
+"""Numbers whose greatest one is found faster without numpy."""
 KEY_BYTES = 51
 """Memory of a key besides its bytes, measured: the object, its place in a list, and its number."""
 
@@ -114,6 +118,24 @@ class OrderedKeys:
             if stop < len(keys):
                 return
             at = 0
+
+    def greatest(self, start: bytes, end: bytes) -> int:
+        """Return the greatest number of the keys from `start` on, below `end`; `-1` if there are none."""
+        part = bisect_left(self._lasts, start)
+        if part == len(self._lasts):
+            return -1
+        at, found = bisect_left(self._keys[part], start), -1
+        for each in range(part, len(self._keys)):
+            keys, numbers = self._keys[each], self._numbers[each]
+            stop = len(keys) if end > keys[-1] else bisect_left(keys, end)
+            if stop - at > _FEW:
+                found = max(found, int(np.frombuffer(numbers, np.int64)[at:stop].max()))
+            elif stop > at:
+                found = max(found, *numbers[at:stop])
+            if stop < len(keys):
+                break
+            at = 0
+        return found
 
     def only(self, prefix: bytes) -> tuple[bytes, int] | None:
         """Return the key that begins with `prefix`, with its number, if there is surely no other: a fast `first`."""

@@ -60,9 +60,7 @@ def look_up(state: RowOffsets, key: bytes, wanted: WantedColumns) -> FoundRow:
         return FoundRow(key, column[1], [column], None)  # As below, but faster.
     found = state.columns_of(key, wanted.columns, wanted.limit + 1)
     is_cut = len(found) > wanted.limit
-    versions = state.columns_of(key) if is_cut or not wanted.columns.is_all else found
-    version = state.version_of(key, [offset for _, offset in versions])
-    return FoundRow(key, version, found[: wanted.limit], found[-1][0] if is_cut else None)
+    return FoundRow(key, state.version_of(key), found[: wanted.limit], found[-1][0] if is_cut else None)
 
 
 class FittingValues:

@@ -8,7 +8,7 @@ leader's log, for conditions on a row.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -279,25 +279,35 @@ class RowOffsets:
             yield parts[0]
             first = after_row(row_start(parts[0]))
 
-    def version_of(self, row: bytes, offsets: Collection[int]) -> int:
-        """Return the version of a row whose columns have these offsets: that of its last record, `ABSENT` for none."""
-        version = max(offsets, default=ABSENT)
-        return max(version, self._deletions.get(row_start(row), ABSENT)) if self._deletions and offsets else version
+    def version_of(self, row: bytes) -> int:
+        """Return the version of a row: the offset of its last record, `ABSENT` if it does not exist."""
+        prefix = row_start(row)
+        version = self._keys.greatest(prefix, after_row(prefix))
+        return max(version, self._deletions.get(prefix, ABSENT)) if self._deletions and version >= 0 else version
+
+    def current_version(self, row: bytes, uncommitted: Mapping[bytes, ColumnChange]) -> int:
+        """Return the version of a row with the uncommitted changes by key; as `current`, faster for many columns."""
+        later = {key: change for key, change in uncommitted.items() if change.offset >= self.end_offset}
+        version, prefix = self.version_of(row), row_start(row)
+        if not later:
+            return version
+        is_there = not all(change.is_deletion for change in later.values()) or any(
+            key not in later for key, _ in self._keys.items(prefix, after_row(prefix))
+        )
+        return max(version, *(change.offset for change in later.values())) if is_there else ABSENT
 
     def current(self, row: bytes, uncommitted: Mapping[bytes, ColumnChange]) -> CurrentRow:
         """Return a row with the uncommitted changes by key."""
         found = dict(self.columns_of(row))
-        version = self.version_of(row, found.values())
-        prefix = len(row_start(row))
+        version, prefix = self.current_version(row, uncommitted), len(row_start(row))
         for key, change in uncommitted.items():
             if change.offset < self.end_offset:
                 continue  # It has this change, or a later one.
-            version = max(version, change.offset)
             if change.is_deletion:
                 found.pop(key[prefix:], None)
             else:
                 found[key[prefix:]] = change.offset
-        return CurrentRow(found, version if found else ABSENT)
+        return CurrentRow(found, version)
 
 
 class UncommittedRows:

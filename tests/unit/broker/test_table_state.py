@@ -166,6 +166,31 @@ def test_slices_and_ranges():
     assert list(state.columns_of(b"a", ColumnSlice(end=b""))) == []
 
 
+def test_a_few_columns_of_a_wide_row_are_read_without_the_others(monkeypatch):
+    """Its version, too, which is that of any column; a condition on it needs no more."""
+    keys = [table_key(b"wide", b"%06d" % number) for number in range(50_000)]
+    state, last = RowOffsets(), table_key(b"wide", b"031000")
+    state._keys = ordered_keys.OrderedKeys(keys, range(50_000))
+    state.apply(ColumnChange(last, 60_000, False, 0))
+    looked = []
+    for name in ("items", "first"):
+        method = getattr(ordered_keys.OrderedKeys, name)
+        monkeypatch.setattr(
+            ordered_keys.OrderedKeys, name, lambda *given, method=method: looked.extend(f := list(method(*given))) or f
+        )
+    wanted = [
+        tables_pb2.ColumnSlice(names=[b"000007"]),
+        tables_pb2.ColumnSlice(start=b"02", limit=20),
+        tables_pb2.ColumnSlice(start=b"02", end=b"020003"),
+    ]
+    found = [look_up(state, b"wide", wanted_columns(each)) for each in wanted]
+    assert [(row.version, len(row.columns)) for row in found] == [(60_000, 1), (60_000, 20), (60_000, 3)]
+    assert state.current_version(b"wide", {last: ColumnChange(last, 70_000, False, 0)}) == 70_000
+    assert len(looked) < 100
+    assert state.current_version(b"wide", {key: ColumnChange(key, 70_000, True, 0) for key in keys}) == ABSENT
+    assert state.current_version(b"wide", {key: ColumnChange(key, 70_000, True, 0) for key in keys[1:]}) == 70_000
+
+
 def test_uncommitted_changes_are_seen_by_conditions(monkeypatch):
     """Those that the state has by now do not bring back what it has dropped."""
     monkeypatch.setattr(table_state, "MANY_CHANGES", 50)

@@ -436,6 +436,10 @@ class PartitionTable:
             and self._truncations == self._partition.open_log.truncations
         )
 
+    def version_now(self, row: bytes) -> int:
+        """Return the version of a row with uncommitted changes."""
+        return self._state.current_version(row, self._uncommitted.of(row))
+
     def row_now(self, row: bytes) -> CurrentRow:
         """Return a row with uncommitted changes."""
         return self._state.current(row, self._uncommitted.of(row))

@@ -87,10 +87,11 @@ class TableWrites:
             if not self._table.knows_log_end:
                 raise _LogMovedError
             decided_at = self._log_end
-            row, version = self._table.row_now(write.row)
+            version = self._table.version_now(write.row)
             if write.if_version is not None and version != write.if_version:
                 return RowWritten(False, version, 0, *decided_at)
             if write.deletes_row:
+                row = self._table.row_now(write.row).columns
                 if not row:
                     return RowWritten(True, ABSENT, 0, *decided_at)
                 write = write._replace(columns=dict.fromkeys(row))
