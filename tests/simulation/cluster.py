@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from headrace.log.directory import LogId
+from headrace.partition.topic_configs import INT64_MAX
 from headrace.wire.batch import iter_batches
 from headrace.wire.columns import decode_batch
 from headrace_broker.core.roles import Role
@@ -260,8 +261,7 @@ class Cluster:
                 configs["delete_retention_ms"] = "0"
             if plan.retention_ms < 0:
                 configs["retention_ms"] = "-1"
-        if not self.flushed_only:
-            configs["durability"] = "async"
+        configs |= self._flush_settings(flushed_only=self.flushed_only)
         if plan.typed:
             configs["columns"] = typed_rows.COLUMNS
         if plan.mirrors:
@@ -330,7 +330,15 @@ class Cluster:
     def change_durability(self, *, durable: bool) -> None:
         """Change the topic's setting."""
         self.flushed_only = durable
-        self.configure(durability="fsync" if durable else "async")
+        self.configure(**self._flush_settings(flushed_only=durable))
+
+    def _flush_settings(self, *, flushed_only: bool) -> dict[str, str]:
+        """The topic's settings of its durability."""
+        plan = self.plan
+        if not plan.flush_ms:
+            return {"durability": "fsync" if flushed_only else "async"}
+        bounds = (plan.flush_messages, plan.flush_ms) if flushed_only else (INT64_MAX, INT64_MAX)
+        return {"durability": "async", "flush_messages": str(bounds[0]), "flush_ms": str(bounds[1])}
 
     def _look_after_brokers(self) -> None:
         """An operator restarts a broker that holds a log offline, as it asks for, once the disk is sound."""

@@ -38,6 +38,7 @@ FORGOTTEN = "producers forgotten"
 COMPRESSED = "compressed batches sent"
 CANCELLED = ("polls cancelled", "reads cancelled", "sends cancelled")
 """By applications, in the middle: only a send that waits for memory or metadata can be."""
+FLUSHED_BY_POLICY = "flushes by flush_messages or flush_ms"
 SELDOM_FAULTS = (
     "corruption",
     "disk error",
@@ -60,6 +61,7 @@ REQUIRED = (
     COMPRESSED,
     *CANCELLED,
     FAULT + COLUMNS_CHANGE,
+    FLUSHED_BY_POLICY,
 )
 
 

@@ -36,6 +36,7 @@ from headrace_broker.core.replica_fetch import FetchRequest
 from headrace_broker.core.roles import Role
 from headrace_server.clock_watch import LIMIT_MS, ClockWatch
 
+from tests.simulation.exercise import FLUSHED_BY_POLICY
 from tests.simulation.world import EPOCH_MS, SimulationError
 
 if TYPE_CHECKING:
@@ -231,9 +232,15 @@ class Host:
         replica: Any = partition.replica
         watched: Any = partition.reads
         replica.handle = partial(self._handle, replica, replica.handle)
+        policy: Any = partition.flush_policy
+        policy.flush_soon = partial(self._flush_soon, policy.flush_soon)
         watched.compare_now = partial(self._compare_now, watched.compare_now)
         watched.compare = partial(self._compare, watched.compare)
         self.checks.touched(self)
+
+    def _flush_soon(self, flush_soon: Any) -> None:
+        self.broker.cluster.world.count(FLUSHED_BY_POLICY)
+        flush_soon()
 
     def _compare_now(self, compare: Any, request: FetchRequest) -> Any:
         decision, blocks = compare(request)

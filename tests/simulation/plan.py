@@ -10,6 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from headrace.partition.topic_configs import INT64_MAX
+
 from tests.simulation.fault_profile import FaultProfile
 
 FAULTS = (
@@ -102,6 +104,11 @@ class Plan(FaultProfile):
     replication_factor: int = 3
     min_insync_replicas: int = 2
     durable: bool = True
+    """Only records are acknowledged and visible that are flushed."""
+    flush_messages: int = INT64_MAX
+    """As the topic's setting, with `flush_ms`."""
+    flush_ms: int = 0
+    """As the topic's setting; 0: a durable topic is flushed at every append."""
     buggy_etcd: bool = False
     faults: tuple[str, ...] = ()
     fault_period_ms: int = 1_000
@@ -181,6 +188,9 @@ class Plan(FaultProfile):
             faults = tuple(other.sample(ORDERLY, other.choice((1, 2, 4, len(ORDERLY)))))
             rates = tuple(each for each in ORDERLY_RATES if other.random() < 0.4)
             acks = other.choice(((1,), (1, 1), (-1, 1)))
+        flush_messages, flush_ms = INT64_MAX, 0
+        if durable and durability == "mixed":
+            flush_messages, flush_ms = _drawn_flushes(random.Random(f"{seed}/flushes"))
         plan = cls(
             seed=seed,
             steps=steps,
@@ -189,6 +199,8 @@ class Plan(FaultProfile):
             replication_factor=replication_factor,
             min_insync_replicas=minimum,
             durable=durable,
+            flush_messages=flush_messages,
+            flush_ms=flush_ms,
             buggy_etcd=buggy_etcd,
             faults=faults,
             fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
@@ -254,8 +266,17 @@ class Plan(FaultProfile):
         return self.rate_of("slow disk") * 2
 
 
+def _drawn_flushes(chance: random.Random) -> tuple[int, int]:
+    """Draw `flush_messages` and `flush_ms` of a durable topic; a time is always set, as no more records may come."""
+    if chance.random() >= FLUSH_POLICY_SHARE:
+        return INT64_MAX, 0
+    return chance.choice((2, 10, 50, INT64_MAX)), chance.choice((5, 50, 400))
+
+
 ORDERLY_SHARE = 0.1
 """This share of seeds has only clean operations."""
+FLUSH_POLICY_SHARE = 0.2
+"""In this share of the seeds with a durable topic it is flushed by `flush_messages` and `flush_ms`."""
 GIVES_UP_SHARE = 0.25
 """In this share of seeds producers give up at a definite error."""
 COMPACTS_SHARE = 0.2
