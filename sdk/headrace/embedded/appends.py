@@ -65,6 +65,11 @@ class AppendQueue:
         if is_closed:
             done(None, ShuttingDownError("the directory is closed", outcome=Outcome.NOT_APPLIED, retriable=False))
 
+    @property
+    def runs_this_thread(self) -> bool:
+        """Whether the thread that asks is one of the queue's."""
+        return threading.current_thread() in self._threads
+
     def close(self) -> None:
         """Complete the requests in the queue and end the threads."""
         with self._lock:

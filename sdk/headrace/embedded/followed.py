@@ -15,7 +15,9 @@ from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.followed_log import FollowedLog
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.partitions import check_partition
+from headrace.embedded.shared_bounds import FILE as BOUNDS_FILE
 from headrace.embedded.shared_bounds import BoundsReader, SharedBounds
+from headrace.log.directory import CLEAN_FILE
 from headrace.log.environment import LogEnvironment
 from headrace.log.errors import CorruptLogError, DirectoryInUseError, WrongDirectoryError, storage_error
 from headrace.log.identity import read_identity
@@ -26,7 +28,7 @@ from headrace.log.os_filesystem import OsFileSystem
 from headrace.log.settings import DiskLimits
 from headrace.log.space import DiskSpaceGuard
 from headrace.v1 import topics_pb2
-from headrace.wire.errors import HeadraceError, UnknownPartitionError
+from headrace.wire.errors import UnknownPartitionError
 
 MAX_OPEN_FILES = 64
 MAX_INDEX_BYTES = 16 << 20
@@ -182,22 +184,22 @@ class FollowedDirectory:
         self.writer()
 
     def writer(self) -> NoReturn:
-        """Raise DirectoryInUseError: calls that change something are for the process that writes."""
-        with suppress(HeadraceError):
-            self._look()
-        pid = self._bounds.state.pid
-        if not pid:
-            raise DirectoryInUseError(
-                f"this process has opened {self.path} only to read it",
-                retriable=False,
-                action="Close it in this process, then open it for writing.",
-            )
-        raise in_use(self.path, pid)
+        """Raise DirectoryInUseError: who only reads a directory changes nothing."""
+        raise DirectoryInUseError(
+            f"{self.path} is opened only to read it",
+            retriable=False,
+            action="Change it where it is opened without read_only=True, and without ?mode=ro in its address.",
+        )
 
     def close(self) -> None:
         """Close the files."""
         for partition in self._partitions.values():
             self._environment.files.drop_all(partition.log.directory)
+
+
+def is_closed(path: str) -> bool:
+    """Return whether the last writer has closed a directory: its bounds are as its logs, and nothing is recovered."""
+    return os.path.exists(f"{path}/{CLEAN_FILE}") and os.path.exists(f"{path}/{BOUNDS_FILE}")
 
 
 def in_use(path: str, pid: int) -> DirectoryInUseError:

@@ -322,9 +322,12 @@ class OpenDirectory:
                 except HeadraceError as error:
                     problems.append(error)
             self.show()
+            try:
+                with self._bounds_lock:
+                    self._bounds.close()
+            except HeadraceError as error:
+                problems.append(error)
             self._directory.close(clean=not problems)
-            with self._bounds_lock:
-                self._bounds.close()
         if problems:
             raise problems[0]
 

@@ -1,11 +1,12 @@
 """Directories that this process has open, and the handlers of their calls.
 
-A directory is open once in a process, and shared by its clients: `acquire` and `release` count them. The first one to
-open it becomes its writer, unless another process is; then it follows what that process writes.
+A directory is open at most once for writing in a process, and once only for reading, and shared by the clients:
+`acquire` and `release` count them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from headrace.embedded.appends import AppendQueue
 from headrace.embedded.cluster import DirectoryCluster
 from headrace.embedded.dump import dump_metadata
 from headrace.embedded.fetches import DirectoryFetches
-from headrace.embedded.followed import FollowedDirectory
+from headrace.embedded.followed import FollowedDirectory, is_closed
 from headrace.embedded.group_offsets import GroupFiles
 from headrace.embedded.groups import DirectoryGroups
 from headrace.embedded.open_partition import DirectoryPartition
@@ -37,13 +38,31 @@ GROUPS_SECONDS = 0.5
 """Interval in which sessions of members are looked at."""
 
 
+CHANGING_CALLS = frozenset({
+    ("cluster", "CreateTopics"),
+    ("cluster", "DeleteTopics"),
+    ("cluster", "CreatePartitions"),
+    ("cluster", "AlterConfigs"),
+    ("cluster", "InitProducerId"),
+    ("broker", "DeleteRecords"),
+    ("groups", "Heartbeat"),
+    ("groups", "LeaveGroup"),
+    ("groups", "CommitOffsets"),
+    ("groups", "DeleteGroups"),
+    ("tables", "WriteRow"),
+    ("tables", "PurgeRows"),
+})  # fmt: skip
+"""Service and method of the calls that only the writer answers. Records are written by `DirectoryServer.produce`."""
+
+
 class OpenMode(Enum):
     """How to open a directory."""
 
     WRITE = "write"
     READ = "read"
+    """Change nothing."""
     ANY = "any"
-    """Write, or read if another process writes."""
+    """Share the writer of this process if it has one, or else read; what a crash has left is recovered first."""
 
 
 class DirectoryServer:
@@ -52,7 +71,10 @@ class DirectoryServer:
     def __init__(self, path: str, mode: OpenMode, *, creates: bool) -> None:
         """Open `path`; raises as `OpenDirectory` and `FollowedDirectory`."""
         self.path = path
-        self.directory = directory = _open(path, mode, creates=creates)
+        self.directory: OpenDirectory | FollowedDirectory
+        self.directory = directory = (
+            OpenDirectory(path, creates=creates) if mode is OpenMode.WRITE else FollowedDirectory(path)
+        )
         self.is_writer = isinstance(directory, OpenDirectory)
         self._polls = Polls(None if self.is_writer else FOLLOW_SECONDS)
         self._records = DirectoryRecords(directory)
@@ -226,6 +248,11 @@ class DirectoryServer:
 
     # --- the end ---
 
+    @property
+    def awaits_this_thread(self) -> bool:
+        """Whether `close` has begun and waits for the thread that asks."""
+        return self._closing.is_set() and self._appends is not None and self._appends.runs_this_thread
+
     def close(self) -> None:
         """Complete what was begun and close the files. Raises as `OpenDirectory.close`."""
         self._closing.set()
@@ -237,28 +264,67 @@ class DirectoryServer:
         self.directory.close()
 
 
-def _open(path: str, mode: OpenMode, *, creates: bool) -> OpenDirectory | FollowedDirectory:
-    if mode is OpenMode.READ:
-        return FollowedDirectory(path)
-    try:
-        return OpenDirectory(path, creates=creates)
-    except DirectoryInUseError:
-        if mode is OpenMode.WRITE:
-            raise
-        return FollowedDirectory(path)
-
-
 def _nothing() -> None:
     """Cancel nothing: the call has ended."""
 
 
-class _Registry:
-    """Open directories of this process, by their real paths."""
+class _Entry:
+    """Directory that is open in this process, or is being opened or closed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.servers: dict[str, DirectoryServer] = {}
-        self.users: dict[str, int] = {}
+        """Held while it is opened or closed."""
+        self.server: DirectoryServer | None = None
+        self.users = 0
+        """Clients that have it, or wait for it."""
+        self.is_closing = False
+
+
+class _Registry:
+    """Open directories of this process, by their real paths and whether they are open for writing."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Guards entries and their users; nothing is opened or closed meanwhile, of this directory or another one."""
+        self.entries: dict[tuple[str, bool], _Entry] = {}
+
+    def join(self, key: tuple[str, bool]) -> _Entry:
+        """Add a user to an entry, which is made if there is none."""
+        with self.lock:
+            entry = self.entries.setdefault(key, _Entry())
+            entry.users += 1
+            return entry
+
+    def leave(self, key: tuple[str, bool], entry: _Entry) -> None:
+        """Take out a user of an entry."""
+        with self.lock:
+            entry.users -= 1
+            self._forget_unused(key, entry)
+
+    def begin_close(self, entry: _Entry, server: DirectoryServer) -> bool:
+        """Return whether an entry has this server and no users; then `end_close` follows."""
+        with self.lock:
+            entry.is_closing = not entry.users and entry.server is server
+            return entry.is_closing
+
+    def end_close(self, key: tuple[str, bool], entry: _Entry) -> None:
+        """Forget the server of an entry."""
+        with self.lock:
+            entry.server, entry.is_closing = None, False
+            self._forget_unused(key, entry)
+
+    def _forget_unused(self, key: tuple[str, bool], entry: _Entry) -> None:
+        if not entry.users and entry.server is None and self.entries.get(key) is entry:
+            del self.entries[key]
+
+    def shared_writer(self, path: str) -> DirectoryServer | None:
+        """Return the writer of a directory, with another user, if this process has one."""
+        with self.lock:
+            entry = self.entries.get((path, True))
+            if entry is None or entry.server is None or entry.is_closing:
+                return None
+            entry.users += 1
+            return entry.server
 
     def forget(self) -> None:
         """Begin again, in a child after a fork: the lock may have been held by a thread of the parent."""
@@ -271,40 +337,65 @@ _registry = _Registry()
 def acquire(path: str | os.PathLike[str], mode: OpenMode = OpenMode.ANY, *, creates: bool = False) -> DirectoryServer:
     """Open a directory, or share it with the other clients of this process; `release` it once.
 
+    Waits only for those who open or close the same directory.
+
     Raises:
-        DirectoryInUseError: If another process writes to it, and `mode` is WRITE; or if this process only reads it.
-        HeadraceError: As `OpenDirectory`.
+        DirectoryInUseError: If another process writes to it, and `mode` is WRITE.
+        ShuttingDownError: If a callback of a directory that is being closed opens the same directory.
+        HeadraceError: As `OpenDirectory` and `FollowedDirectory`.
     """
     real = os.path.realpath(path)
-    with _registry.lock:
-        server = _registry.servers.get(real)
-        if server is not None and mode is OpenMode.WRITE:
-            server.check_writable()
-        if server is None:
-            server = _registry.servers[real] = DirectoryServer(real, mode, creates=creates)
-        _registry.users[real] = _registry.users.get(real, 0) + 1
-        return server
+    return _share(real, creates=creates) if mode is OpenMode.ANY else _acquire(real, mode, creates=creates)
+
+
+def _acquire(real: str, mode: OpenMode, *, creates: bool = False) -> DirectoryServer:
+    key = real, mode is OpenMode.WRITE
+    entry = _registry.join(key)
+    try:
+        if entry.server is not None and entry.server.awaits_this_thread:
+            raise ShuttingDownError(f"{real} is being closed", outcome=Outcome.NOT_APPLIED, retriable=False)
+        with entry.lock:
+            if entry.server is None:
+                entry.server = DirectoryServer(real, mode, creates=creates)
+            return entry.server
+    except BaseException:
+        _registry.leave(key, entry)
+        raise
+
+
+def _share(real: str, *, creates: bool) -> DirectoryServer:
+    writer = _registry.shared_writer(real)
+    if writer is None and not is_closed(real):
+        with contextlib.suppress(DirectoryInUseError):
+            recovered = _acquire(real, OpenMode.WRITE, creates=creates)
+            with contextlib.suppress(HeadraceError):  # A full disk refuses the snapshots; what it has can be read.
+                release(recovered)
+        writer = _registry.shared_writer(real)
+    return writer or _acquire(real, OpenMode.READ)
 
 
 def release(server: DirectoryServer) -> None:
     """Close a directory that no client of this process uses any more. Raises as `DirectoryServer.close`."""
-    with _registry.lock:
-        if _registry.servers.get(server.path) is not server:
-            return  # This process is a child of the one that has opened it.
-        _registry.users[server.path] -= 1
-        if _registry.users[server.path]:
-            return
-        try:
-            server.close()
-        finally:  # Until then a child of a fork has to give up the lock.
-            del _registry.servers[server.path], _registry.users[server.path]
+    key = server.path, server.is_writer
+    entry = _registry.entries.get(key)
+    if entry is None or entry.server is not server:
+        return  # This process is a child of the one that has opened it.
+    _registry.leave(key, entry)
+    if entry.users:
+        return
+    with entry.lock:
+        if _registry.begin_close(entry, server):
+            try:
+                server.close()
+            finally:  # Until then a child of a fork has to give up the lock.
+                _registry.end_close(key, entry)
 
 
 def _after_fork() -> None:
     """Leave the directories to the parent process; the clients of this one refuse their calls."""
-    for server in _registry.servers.values():
-        if isinstance(server.directory, OpenDirectory):
-            server.directory.abandon()
+    for entry in _registry.entries.values():
+        if entry.server is not None and isinstance(entry.server.directory, OpenDirectory):
+            entry.server.directory.abandon()
     _registry.forget()
 
 

@@ -121,9 +121,14 @@ class BoundsWriter:
             self._place()
 
     def close(self) -> None:
-        """Note that no process writes any more."""
-        self.show(self._state.revision, is_open=False)
-        self._map.close()
+        """Note durably that no process writes any more. Raises StorageFullError, StorageOfflineError."""
+        try:
+            self.show(self._state.revision, is_open=False)
+            self._map.flush()
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+        finally:
+            self._map.close()
 
 
 class NoBounds:

@@ -45,6 +45,8 @@ from headrace.log.space import DiskSpaceGuard, DiskUsage
 
 __all__ = ["DataDirectory", "DiskUsage", "LogId"]
 
+CLEAN_FILE = "clean"
+"""Marker of a clean stop, which is there while no process has the directory open."""
 _LOG_NAME = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,8})\Z")
 _DELETED_NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.deleted-[0-9]+\Z")
 
@@ -284,7 +286,7 @@ class DataDirectory:
             if clean:
                 marker = json.dumps({"broker_epoch": broker_epoch or self.clean_broker_epoch or 0}).encode()
                 self._environment.space.with_reserve(
-                    lambda: replace_file(self._filesystem, self.path, "clean", seal(marker))
+                    lambda: replace_file(self._filesystem, self.path, CLEAN_FILE, seal(marker))
                 )
         except OSError as error:
             if not is_refused(error):  # Without the marker the shutdown is not clean, and the next start recovers.
@@ -352,7 +354,7 @@ def _lock(filesystem: FileSystem, path: str) -> int:
 
 
 def _take_clean_marker(filesystem: FileSystem, path: str) -> int | None:
-    marker_path = f"{path}/clean"
+    marker_path = f"{path}/{CLEAN_FILE}"
     payload = read_sealed(filesystem, marker_path)
     if filesystem.exists(marker_path):
         filesystem.unlink(marker_path)

@@ -373,16 +373,6 @@ def test_a_child_of_a_fork_during_the_close_does_not_keep_the_directory(tmp_path
     assert found.stdout == "opened\n", found.stderr
 
 
-def test_a_process_that_only_reads_says_so_where_no_other_one_writes(tmp_path):
-    path = tmp_path / "events"
-    headrace.open(path).close()
-    with (
-        headrace.open(path, read_only=True),
-        pytest.raises(headrace.DirectoryInUseError, match=r"this process .* read"),
-    ):
-        headrace.open(path)
-
-
 def test_lists_of_topics_leave_out_what_is_deleted_meanwhile(tmp_path, monkeypatch):
     """Metadata and logs of all topics are those of the others."""
     with headrace.open(tmp_path / "events") as log:

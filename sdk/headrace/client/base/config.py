@@ -38,6 +38,8 @@ RebalanceCallback: TypeAlias = Callable[[list[TopicPartition]], object]
 _GROUP_ID = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 DIRECTORY_PREFIX = "dir:"
 """What bootstrap_servers begins with if it names a directory."""
+DIRECTORY_READ_ONLY = "?mode=ro"
+"""What such an address ends with if nothing is changed in the directory."""
 DIRECTORY_ADDRESS = "directory:1"
 """Address of the only server of a directory in metadata; no connection is made to it."""
 MAX_MESSAGE_BYTES = 32 * MiB
@@ -80,7 +82,8 @@ class ClientConfig:
     bootstrap_servers: str | tuple[str, ...] = _setting(
         "localhost:7170",
         "Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas. `dir:PATH` is a "
-        "directory that this process opens itself, in place of a cluster; see `headrace.open`.",
+        "directory that this process opens itself, in place of a cluster; `dir:PATH?mode=ro` is one in which it "
+        "changes nothing; see `headrace.open`.",
         in_environment=True,
     )
     client_id: str = _setting("headrace-python", "Name of this client in the servers' logs.")
@@ -152,7 +155,13 @@ class ClientConfig:
     def directory(self) -> str:
         """Path of a directory in place of a cluster; empty for a cluster."""
         given = self.bootstrap_servers
-        return given.removeprefix(DIRECTORY_PREFIX) if is_directory(given) else ""
+        return given.removeprefix(DIRECTORY_PREFIX).removesuffix(DIRECTORY_READ_ONLY) if is_directory(given) else ""
+
+    @property
+    def is_directory_read_only(self) -> bool:
+        """Whether `bootstrap_servers` is a directory in which nothing is changed."""
+        given = self.bootstrap_servers
+        return is_directory(given) and given.endswith(DIRECTORY_READ_ONLY)
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ class ClientSettings(TypedDict, total=False):
 
     bootstrap_servers: str | list[str] | tuple[str, ...]
     """Addresses of brokers or coordinators, `host:port`: a list, or a string separated by commas. `dir:PATH` is a
-    directory that this process opens itself, in place of a cluster; see `headrace.open`."""
+    directory that this process opens itself, in place of a cluster; `dir:PATH?mode=ro` is one in which it changes
+    nothing; see `headrace.open`."""
 
     client_id: str
     """Name of this client in the servers' logs."""

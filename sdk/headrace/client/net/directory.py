@@ -4,6 +4,7 @@
 client makes calls on its own thread, an asyncio client in threads of the event loop's executor.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.operations import BeginCall, Call, InvokeCallback, Pause, StartCall, WaitUntil
 from headrace.client.net.call_future import CallFuture
 from headrace.client.net.native_calls import Done, MakeRequest
-from headrace.embedded.server import DirectoryServer, acquire, release
+from headrace.embedded.server import CHANGING_CALLS, DirectoryServer, OpenMode, acquire, release
 from headrace.v1 import broker_pb2
 from headrace.wire.attachments import splice_produce
 from headrace.wire.errors import HeadraceError
@@ -25,8 +26,8 @@ from headrace.wire.frames import Frame, Header, Kind, MethodCode
 class DirectoryProduce:
     """Produce calls of one client, in place of its native connections."""
 
-    def __init__(self, server: DirectoryServer, what: str) -> None:
-        self._server = server
+    def __init__(self, directory: "UsedDirectory", what: str) -> None:
+        self._directory = directory
         self._what = what
         self.ports = self
         self.fallbacks = 0
@@ -47,7 +48,7 @@ class DirectoryProduce:
         def ended(response: broker_pb2.ProduceResponse | None, error: HeadraceError | None) -> None:
             done(None if response is None else _frame(response.SerializeToString()), error)
 
-        self._server.produce(spliced, ended)
+        self._directory.first.produce(spliced, ended)
         return _nothing
 
 
@@ -60,33 +61,80 @@ def _nothing() -> None:
     """Cancel nothing."""
 
 
-def share(what: str, config: ClientConfig) -> DirectoryServer:
-    """Return the directory that `config` names, for a client of this kind; an Admin makes it if there is none.
+class UsedDirectory:
+    """Directory as one client uses it: the client reads it, and becomes its writer when it changes something.
 
-    Raises:
-        DirectoryInUseError: If another process writes to it, and the client is a producer.
-        HeadraceError: As `acquire`.
+    So a process that only reads keeps none from writing. A producer writes from the beginning. Thread-safe.
     """
-    server = acquire(config.directory, creates=what == "Admin")
-    if what == "Producer":
-        try:
-            server.check_writable()
-        except HeadraceError:
-            release(server)
-            raise
-    return server
+
+    def __init__(self, what: str, config: ClientConfig) -> None:
+        """Open the directory that `config` names, for a client of this kind; an Admin makes it if there is none.
+
+        Raises:
+            DirectoryInUseError: If the client is a producer, and another process writes or `config` is read only.
+            HeadraceError: As `acquire`.
+        """
+        self._what = what
+        self._path = config.directory
+        self._is_read_only = config.is_directory_read_only
+        self._lock = threading.Lock()
+        """Held while the writer is opened, and while all are closed."""
+        self._is_closed = False
+        writes = what == "Producer" and not self._is_read_only
+        mode = OpenMode.WRITE if writes else OpenMode.READ if self._is_read_only else OpenMode.ANY
+        self.first = acquire(self._path, mode, creates=what == "Admin")
+        """What answers until something is changed."""
+        self._servers = [self.first]
+        if what == "Producer":
+            try:
+                self.first.check_writable()
+            except HeadraceError:
+                release(self.first)
+                raise
+
+    def server(self, service: str, method: str) -> DirectoryServer:
+        """Return what answers a call.
+
+        Raises:
+            DirectoryInUseError: If the call changes something, and another process writes.
+            ClosedError: If the client is closed.
+            HeadraceError: As `acquire`.
+        """
+        server = self._servers[-1]
+        if server.is_writer or self._is_read_only or (service, method) not in CHANGING_CALLS:
+            return server
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(self._what)
+            if not self._servers[-1].is_writer:
+                self._servers.append(acquire(self._path, OpenMode.WRITE))
+            return self._servers[-1]
+
+    def abandon(self, owner: object) -> None:
+        """End the waiting calls of the client with ClosedError."""
+        for server in list(self._servers):
+            server.abandon(owner, ClosedError(self._what))
+
+    def leave(self, owner: object) -> None:
+        """End the client's calls and leave the directory, which is closed with its last client; again does nothing."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self.abandon(owner)
+                with contextlib.ExitStack() as leaving:
+                    for server in self._servers:
+                        leaving.callback(release, server)
 
 
 class DirectoryConnections:
     """What a blocking client has instead of connections. Any thread."""
 
     def __init__(self, what: str, config: ClientConfig) -> None:
-        """Open the directory that `config` names; raises as `share`."""
+        """Open the directory that `config` names; raises as `UsedDirectory`."""
         self._what = what
-        self._server = share(what, config)
-        self._lock = threading.Lock()
+        self._directory = UsedDirectory(what, config)
         self._is_closed = False
-        self.native = DirectoryProduce(self._server, what)
+        self.native = DirectoryProduce(self._directory, what)
         self.sessions = None
 
     @property
@@ -101,11 +149,8 @@ class DirectoryConnections:
     def close(self) -> None:
         """Leave the directory, which is closed with its last client. Ctrl-C meanwhile takes effect afterwards."""
         with DeferredKeyboardInterrupt():
-            with self._lock:
-                was_closed, self._is_closed, self.native.is_closed = self._is_closed, True, True
-            if not was_closed:
-                self._server.abandon(self, ClosedError(self._what))
-                release(self._server)
+            self._is_closed = self.native.is_closed = True
+            self._directory.leave(self)
 
     def run_step(self, step: Any) -> Any:
         """Run one step of `headrace.client.base.operations`; return its result.
@@ -117,7 +162,8 @@ class DirectoryConnections:
         match step:
             case Call():
                 self._check_open()
-                return self._server.call(step.service, step.method, step.request)
+                server = self._directory.server(step.service, step.method)
+                return server.call(step.service, step.method, step.request)
             case StartCall():
                 return self._start(step.call)
             case BeginCall():
@@ -139,7 +185,8 @@ class DirectoryConnections:
 
     def _begin(self, call: Call, ended: Callable[[Any, Exception | None], None]) -> Callable[[], None]:
         self._check_open()
-        return self._server.begin(self, call.service, call.method, call.request, ended)
+        server = self._directory.server(call.service, call.method)
+        return server.begin(self, call.service, call.method, call.request, ended)
 
     def _start(self, call: Call) -> CallFuture:
         future = CallFuture()

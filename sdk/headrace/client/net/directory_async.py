@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.operations import Call, InvokeCallback, Pause, WaitUntil
-from headrace.client.net.directory import DirectoryProduce, share
+from headrace.client.net.directory import DirectoryProduce, UsedDirectory
 from headrace.client.net.native_calls import Done, MakeRequest
-from headrace.embedded.server import release
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 
@@ -39,9 +37,9 @@ class AsyncDirectoryConnections:
     def __init__(self, what: str, config: ClientConfig) -> None:
         """Open the directory that `config` names, as `DirectoryConnections`: blocks on the disk if it is not open."""
         self._what = what
-        self._server = share(what, config)
+        self._directory = UsedDirectory(what, config)
         self._closed = asyncio.Event()
-        self.native = AsyncDirectoryProduce(self._server, what)
+        self.native = AsyncDirectoryProduce(self._directory, what)
         self.sessions = None
 
     @property
@@ -63,9 +61,9 @@ class AsyncDirectoryConnections:
             return
         self._closed.set()
         self.native.is_closed = True
-        self._server.abandon(self, ClosedError(self._what))
+        self._directory.abandon(self)
         # As a future, which is not cancelled with the caller: the directory would stay open.
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, release, self._server))
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._directory.leave, self))
 
     async def run_step(self, step: Any) -> Any:
         """Run one step of `headrace.client.base.operations`; return its result. Raises as `DirectoryConnections`."""
@@ -92,7 +90,10 @@ class AsyncDirectoryConnections:
             with contextlib.suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(_settle, future, answer, error)
 
-        begin = partial(self._server.begin, self, call.service, call.method, call.request, ended)
+        def begin() -> Callable[[], None]:
+            server = self._directory.server(call.service, call.method)
+            return server.begin(self, call.service, call.method, call.request, ended)
+
         beginning = asyncio.ensure_future(asyncio.to_thread(begin))
         try:
             await asyncio.shield(beginning)

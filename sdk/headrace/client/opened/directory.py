@@ -13,7 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.base.config import DIRECTORY_PREFIX
+from headrace.client.base.config import DIRECTORY_PREFIX, DIRECTORY_READ_ONLY
 from headrace.client.base.errors import ClosedError
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.embedded.server import OpenMode, acquire, release
@@ -53,11 +53,11 @@ class LogDirectory:
     @property
     def bootstrap_servers(self) -> str:
         """What clients that are made elsewhere in this process take as `bootstrap_servers`."""
-        return DIRECTORY_PREFIX + self.path
+        return f"{DIRECTORY_PREFIX}{self.path}{DIRECTORY_READ_ONLY if self.is_read_only else ''}"
 
     @property
     def is_read_only(self) -> bool:
-        """Whether this process only reads it."""
+        """Whether nothing is changed by this object and its clients."""
         return not self._server.is_writer
 
     @property
@@ -173,7 +173,7 @@ def open(path: str | os.PathLike[str], *, read_only: bool = False) -> "LogDirect
 
     Args:
         path: of the directory.
-        read_only: change nothing, and allow another process to write.
+        read_only: change nothing, and allow another process to write, or another part of this one.
 
     Raises:
         DirectoryInUseError: If another process writes to it.
