@@ -196,9 +196,13 @@ class PartitionLog:
 
     # -- append ----------------------------------------------------------------------------------------------------
 
-    @property
-    def append_may_sync(self) -> bool:
-        """Whether the next append may fsync first: the epochs, or another log's file to open the active segment's."""
+    def append_may_sync(self, size_bytes: int, at_ms: int) -> bool:
+        """Return whether an append may fsync first: the epochs, or another log's file to open the active segment's.
+
+        So may one that begins a segment: an append of `size_bytes` at `at_ms`, by the time of its leader.
+        """
+        if self._writer.must_roll(size_bytes, 0, at_ms) and not self._files.make_room(nowait=True):
+            return True
         return self._segments.active_file is None or self.durability.epochs_due
 
     def append(

@@ -90,15 +90,18 @@ class LogWriter:
 
     def segment_for(self, size_bytes: int, records: int, at_ms: int) -> Segment:
         """Return the segment for the next append: the active one, or a new one if that is full or old."""
+        if self.must_roll(size_bytes, records, at_ms):
+            self.roll()
+        return self._segments.active
+
+    def must_roll(self, size_bytes: int, records: int, at_ms: int) -> bool:
+        """Return whether the active segment is full or old for an append."""
         segment, settings = self._segments.active, self._state.settings
-        if segment.size_bytes and (
+        return segment.size_bytes > 0 and (
             segment.size_bytes + size_bytes > settings.segment_bytes
             or at_ms - segment.first_append_ms >= settings.roll_ms
             or self._state.end.offset + records - segment.base_offset > _MAX_RELATIVE_OFFSET
-        ):
-            self.roll()
-            return self._segments.active
-        return segment
+        )
 
     def write(
         self,

@@ -184,7 +184,7 @@ def test_a_read_that_may_not_block_syncs_no_file_of_another_log() -> None:
     for number in range(3):
         logs.append(number)
     assert [logs.is_open(number) for number in range(3)] == [False, True, True]
-    assert logs.logs[0].append_may_sync
+    assert logs.logs[0].append_may_sync(1, 1)
     assert logs.logs[0].reader.read_nowait(0, 1 << 20, 1) is None
     assert [logs.is_open(number) for number in range(3)] == [False, True, True]
     assert logs.read(0) == logs.values[0]
@@ -193,6 +193,23 @@ def test_a_read_that_may_not_block_syncs_no_file_of_another_log() -> None:
     found = logs.logs[1].reader.read_nowait(0, 1 << 20, 1)
     assert found is not None
     found.close()
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_an_append_that_begins_a_segment_says_whether_it_may_sync_another_log(is_flushed: bool) -> None:
+    """So that it is made in a thread; where a synced file can be closed for it, the event loop may make it."""
+    logs = Logs(2, 2, LogSettings(segment_bytes=200))
+    for number in (0, 1):
+        logs.append(number)
+    if is_flushed:
+        logs.logs[1].flush()
+    fsyncs = logs.disk.calls["fsync"]
+    assert not logs.logs[0].append_may_sync(1, 1)
+    assert logs.logs[0].append_may_sync(200, 1) is not is_flushed
+    assert logs.disk.calls["fsync"] == fsyncs
+    while logs.logs[0].segment_count == 1:
+        logs.append(0)
+    assert (logs.disk.calls["fsync"] > fsyncs) is not is_flushed
 
 
 def test_a_failed_fsync_before_a_close_takes_its_log_offline_and_no_other() -> None:

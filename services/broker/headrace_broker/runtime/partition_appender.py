@@ -107,12 +107,13 @@ class PartitionAppender:
         partition_log, config = self._partition.log, self._partition.config
         if self.is_slow or self._appending or self._log_lock.locked() or find_compressed(batches, config):
             return None
-        if partition_log is not None and partition_log.append_may_sync:
+        size_bytes, at_ms = sum(map(len, batches)), self._context.now_ms()
+        if partition_log is not None and partition_log.append_may_sync(size_bytes, at_ms):
             return None
-        if sum(map(len, batches)) >= LARGE_BYTES and has_others():
+        if size_bytes >= LARGE_BYTES and has_others():
             return None
         started = time.perf_counter()
-        result, at_ms, leader_epoch = AppendResult(), self._context.now_ms(), self._replica.leader_epoch
+        result, leader_epoch = AppendResult(), self._replica.leader_epoch
         try:
             while len(result.base_offsets) < len(batches):
                 run = check_run(

@@ -171,7 +171,7 @@ class PartitionFollower:
                 if step.deletions_end > partition_log.deletions_end:  # First: the batches may lack deletions.
                     raise_end = partial(partition_log.compaction.raise_deletions_end, step.deletions_end)
                     await self._partition.in_thread(raise_end)
-                if len(step.batches) <= _INLINE_BYTES and not self._append_blocks():
+                if len(step.batches) <= _INLINE_BYTES and not self._append_blocks(len(step.batches)):
                     headers = partition_log.append_replicated(step.batches)
                 else:
                     self._fetch_ahead(step)
@@ -191,11 +191,12 @@ class PartitionFollower:
                 self._copy_until_ms = max(self._copy_until_ms, now_ms) + len(step.batches) * 1000 / rate
         await self._take_report(step)
 
-    def _append_blocks(self) -> bool:
+    def _append_blocks(self, size_bytes: int) -> bool:
         """Return whether an append may wait for the disk: the first one of a leader epoch fsyncs the epochs (H46)."""
         partition_log = self._partition.open_log
         begins_epoch = partition_log.last_epoch < self._replica.leader_epoch
-        return self._partition.appender.is_slow or partition_log.append_may_sync or begins_epoch
+        may_sync = partition_log.append_may_sync(size_bytes, self._context.now_ms())
+        return self._partition.appender.is_slow or may_sync or begins_epoch
 
     async def _take_report(self, step: AppendBatches) -> None:
         """Adopt the leader's high watermark and log start, up to the end of this log; flush what it has flushed."""
