@@ -11,7 +11,9 @@ POLL_SECONDS = 0.002
 
 
 def process_state(pid: int) -> str:
-    """Return `running`, `paused` or `stopped`; a zombie counts as stopped."""
+    """Return `running`, `paused` or `stopped`; a zombie counts as stopped, and so does `0`, the id of an ended part."""
+    if not pid:
+        return "stopped"  # macOS has such a process.
     try:
         status = psutil.Process(pid).status()
     except psutil.NoSuchProcess:

@@ -28,6 +28,7 @@ class PartState:
     name: str
     address: str
     pid: int
+    """Process id; `0` means that it has ended."""
     log_file: str
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+import psutil
 import pytest
 from headrace_devcluster.process_state import process_state, wait_until_still
 
@@ -23,3 +24,17 @@ def test_a_pause_and_an_end_are_awaited(monkeypatch, has_waitid):
         child.kill()
         wait_until_still(child.pid)
         assert process_state(child.pid) == "stopped"
+
+
+def test_a_part_that_has_ended_is_not_taken_for_the_kernel(monkeypatch):
+    """Its id in the state is 0, which on macOS is that of a process."""
+
+    class Kernel:
+        def __init__(self, pid):
+            assert pid == 0
+
+        def status(self):
+            return psutil.STATUS_RUNNING
+
+    monkeypatch.setattr(psutil, "Process", Kernel)
+    assert process_state(0) == "stopped"
