@@ -103,6 +103,7 @@ def test_keys_are_those_of_key_columns() -> None:
         ({"page": "/", "user": True}, "row 1: column user: True is no int32: it is bool"),
         ({"page": "/", "at": "noon"}, "row 1: column at: 'noon' is no timestamp"),
         ({"page": "/", "at": "2026-01-01T00:00:00.0001Z"}, "row 1: column at: .* it is finer than ms"),
+        ({"page": "/", "at": "2026-01-01T00:00:00.000000001Z"}, "row 1: column at: .* it is finer than us"),
         ({"page": "/", "price": "12345.00"}, r"row 1: column price: .* is no decimal\(6, 2\)"),
         ({"page": "/", "price": "0.001"}, "row 1: column price: .* more than 6 digits, 2 of them after the point"),
         ({"page": "/", "price": "1e-999999999"}, "row 1: column price: .* more than 6 digits"),
@@ -133,3 +134,14 @@ def test_few_bytes_of_json_are_no_large_batch(columns: str, value: Any) -> None:
     """Values that rows lack, and null in types of one width, take space all the same."""
     with pytest.raises(BatchTooLargeError, match="the rows have too many values for one call"):
         sent(*[value] * 200, columns=columns)
+
+
+def test_times_in_several_forms_are_in_one_batch() -> None:
+    """Whole numbers, and texts with and without a zone."""
+    values = [{"at": 5}, {"at": "1970-01-01T00:00:00.007000000Z"}, {"at": "1970-01-01T00:00:00.006"}, {}]
+    data = sent(*values, columns="1 at timestamp[ms, UTC]")
+    assert [row["at"] and row["at"][17:] for row in read(data)] == [
+        "00.005000+00:00", "00.007000+00:00", "00.006000+00:00", None,
+    ]  # fmt: skip
+    with pytest.raises(InvalidRequestError, match=r"column at: .* it is finer than us"):
+        sent({"at": ["1970-01-01T00:00:00.0000005"]}, columns="1 at list<timestamp[ns]>")

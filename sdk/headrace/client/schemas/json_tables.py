@@ -112,7 +112,8 @@ class JsonRows:
 
         known = {column.name for column in self.columns.columns}
         document = self._codec.deserialize(data)
-        row = row_of_json({name: value for name, value in document.items() if name in known}, self.columns)
+        parts = {name: value for name, value in document.items() if name in known}
+        row = row_of_json(parts, self.columns, cuts_times=True)
         check_row(row, self.columns)
         return row
 

@@ -14,6 +14,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -25,6 +26,8 @@ from headrace.wire.typed.topic_columns import TopicColumns
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON lacks."""
+_FINER = re.compile(r"[.,]\d{6}0*[1-9]")
+"""Digits after the microseconds, which Python leaves out."""
 
 
 def json_row(row: Mapping[str, Any]) -> bytes:
@@ -75,8 +78,13 @@ def _key_text(key: Any) -> str:
     return form if isinstance(form, str) else json.dumps(form)
 
 
-def row_of_json(document: Mapping[str, Any], columns: TopicColumns) -> dict[str, Any]:
+def row_of_json(document: Mapping[str, Any], columns: TopicColumns, *, cuts_times: bool = False) -> dict[str, Any]:
     """Return a row as Python objects. Names and values that do not fit are left to the check of the row.
+
+    Args:
+        document: the row as JSON.
+        columns: those of the row.
+        cuts_times: whether a time that is finer than microseconds, which Python has not, is cut, and not an error.
 
     Raises:
         InvalidRequestError: If a text is not of the column's form; the message has the column.
@@ -85,7 +93,7 @@ def row_of_json(document: Mapping[str, Any], columns: TopicColumns) -> dict[str,
     row: dict[str, Any] = {}
     for name, value in document.items():
         try:
-            row[name] = _value(kinds[name], value) if name in kinds else value
+            row[name] = _value(kinds[name], value, cuts_times) if name in kinds else value
         except (TypeError, ValueError, AttributeError, ArithmeticError, binascii.Error) as error:
             raise InvalidRequestError(
                 f"column {name}: {value!r:.80} is no {kinds[name]}: {error}", action="Give it a value of this type."
@@ -93,9 +101,11 @@ def row_of_json(document: Mapping[str, Any], columns: TopicColumns) -> dict[str,
     return row
 
 
-def _value(kind: ColumnType, value: Any) -> Any:
+def _value(kind: ColumnType, value: Any, cuts_times: bool) -> Any:
     if value is None:
         return None
+    if not cuts_times and kind.unit and isinstance(value, str) and _FINER.search(value):
+        raise ValueError("it is finer than us; in nanoseconds it is a whole number")
     match kind.name:
         case "float" | "double":
             return _SPECIAL.get(value, value) if isinstance(value, str) else value
@@ -112,18 +122,20 @@ def _value(kind: ColumnType, value: Any) -> Any:
         case "duration":
             return timedelta(seconds=value)
         case "list":
-            return [_value(kind.children[0][1], each) for each in value]
+            return [_value(kind.children[0][1], each, cuts_times) for each in value]
         case "map":
             keys, items = kind.children[0][1], kind.children[1][1]
-            return [(_key(keys, key), _value(items, each)) for key, each in value.items()]
+            return [(_key(keys, key, cuts_times), _value(items, each, cuts_times)) for key, each in value.items()]
         case "struct":
             parts = dict(kind.children)
-            return {name: _value(parts[name], each) if name in parts else each for name, each in value.items()}
+            return {
+                name: _value(parts[name], each, cuts_times) if name in parts else each for name, each in value.items()
+            }
         case _:
             return value
 
 
-def _key(kind: ColumnType, text: str) -> Any:
+def _key(kind: ColumnType, text: str, cuts_times: bool) -> Any:
     """Return the key of a map by its text."""
     if kind.name == "bool":
         return {"true": True, "false": False}.get(text, text)
@@ -131,7 +143,7 @@ def _key(kind: ColumnType, text: str) -> Any:
         return int(text)
     if kind.name in {"float", "double"}:
         return float(text)
-    return _value(kind, float(text) if kind.name == "duration" else text)
+    return _value(kind, float(text) if kind.name == "duration" else text, cuts_times)
 
 
 def _moment(text: str, kind: ColumnType) -> datetime:

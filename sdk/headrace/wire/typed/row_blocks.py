@@ -241,7 +241,8 @@ def _bounds(values: list[Any], kind: ColumnType) -> tuple[int, bytes, bytes]:
     if not found or not has_bounds(kind):
         return NO_BOUNDS, _ZEROS, _ZEROS
     if kind.name in {"date", "time", "duration", "timestamp"}:
-        return pack_bounds(kind, _count(min(found), kind), _count(max(found), kind))
+        counts = [_count(value, kind) for value in found]  # Whole numbers and times cannot be compared.
+        return pack_bounds(kind, min(counts), max(counts))
     if kind.name == "float":
         found = np.array(found, "<f4").tolist()
     if kind.name in {"float", "double"} and any(map(isnan, found)):
