@@ -34,7 +34,7 @@ from headrace_broker.core.messages import (
 from headrace_broker.core.replica import PartitionReplica
 from headrace_broker.core.replica_fetch import FetchRequest
 from headrace_broker.core.roles import Role
-from headrace_server.clock_watch import LIMIT_MS, ClockWatch
+from headrace_server.clock_watch import INTERVAL_SECONDS, LIMIT_MS, ClockWatch
 
 from tests.simulation.exercise import FLUSHED_BY_POLICY
 from tests.simulation.world import EPOCH_MS, SimulationError
@@ -67,10 +67,13 @@ class StampClock:
         """Return when a stamp was read, by the world's clock; now, if it is of another clock.
 
         One whose clock was wrong from its start, without another to read, continues from the last time that was seen.
+        Others' times are as old as what they last wrote to etcd.
         """
         broker, watch = self._broker, self._watch
         true_ms = self._true_ms.get(stamp_ms, broker.cluster.world.now_ms)
         is_wrong = abs(broker.node.wall.offset_ms - EPOCH_MS) > LIMIT_MS
+        if is_wrong and watch._sound() and 0 < true_ms - (stamp_ms - EPOCH_MS) < INTERVAL_SECONDS * 1000:
+            return stamp_ms - EPOCH_MS
         if is_wrong and watch._last_seen_ms and not (watch._confirmed or watch._sound()):
             return min(true_ms, watch._last_seen_ms - EPOCH_MS + broker.clock.monotonic_ms())
         return true_ms
