@@ -92,13 +92,14 @@ class Reader:
             fetcher.close_unclosed(self, self.close)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield the records one by one, in order within each partition, until the end."""
+        """Yield the records one by one, in order within each partition, until the end.
+
+        After a `break`, the next loop or call continues with the record behind the last one.
+        """
         for decoded_batches in self._fetched_batches(None):
-            decoded_batches.reverse()
-            while decoded_batches:
-                decoded = decoded_batches.pop()
-                yield from decoded.records(iter(decoded.offsets()))
-                del decoded  # Before the next one is decompressed.
+            for decoded, offsets in self._core.looped(decoded_batches):
+                yield from decoded.records(offsets)
+                del decoded
 
     def batches(self, timeout: float | None = None) -> Iterator[RecordBatch]:
         """Yield the records in batches, one per fetch and partition, of at most `max_poll_bytes`.
@@ -154,6 +155,7 @@ class Reader:
         self._fetcher.close()
 
     def _fetched_batches(self, timeout: float | None) -> Iterator[list[DecodedBatch]]:
+        self._core.settle()
         while True:
             decoded_batches = execute(self._core.next_decoded_batches(timeout), self._fetcher.run_step)
             if decoded_batches is None:

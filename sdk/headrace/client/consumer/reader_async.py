@@ -93,14 +93,15 @@ class AsyncReader:
             fetcher.close_unclosed(self, self.close)
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """Yield the records one by one, in order within each partition, until the end."""
+        """Yield the records one by one, in order within each partition, until the end.
+
+        After a `break`, the next loop or call continues with the record behind the last one.
+        """
         async for decoded_batches in self._fetched_batches(None):
-            decoded_batches.reverse()
-            while decoded_batches:
-                decoded = decoded_batches.pop()
-                for record in decoded.records(iter(decoded.offsets())):
+            for decoded, offsets in self._core.looped(decoded_batches):
+                for record in decoded.records(offsets):
                     yield record
-                del decoded  # Before the next one is decompressed.
+                del decoded
 
     async def batches(self, timeout: float | None = None) -> AsyncIterator[RecordBatch]:
         """Yield the records in batches, one per fetch and partition, of at most `max_poll_bytes`.
@@ -158,6 +159,7 @@ class AsyncReader:
     async def _fetched_batches(self, timeout: float | None) -> AsyncIterator[list[DecodedBatch]]:
         if ASYNC and not self._is_open:
             raise ConfigError("this Reader is not open", action="Write `async with Reader(...) as reader:`.")
+        self._core.settle()
         while True:
             decoded_batches = await aexecute(self._core.next_decoded_batches(timeout), self._fetcher.arun_step)
             if decoded_batches is None:

@@ -1,10 +1,11 @@
 """Core of the blocking and the asyncio `Reader`: start and end, and decoding of fetches. Never waits itself."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from headrace.client.base.config import ReaderConfig
 from headrace.client.base.errors import ConfigError
@@ -24,6 +25,16 @@ OffsetPoint: TypeAlias = str | int | datetime | timedelta
 """`earliest`, `latest` or `current` (the end of the log), an offset, a time, or a negative time relative to now."""
 
 
+class _Loop(NamedTuple):
+    """Records of one partition that a loop yields."""
+
+    source: TopicPartition
+    offsets: Iterator[int]
+    """Those of the batch's records that are left."""
+    following: list[DecodedBatch]
+    """Further batches, the next one last."""
+
+
 class ReaderCore:
     """Range of one reader and the completed fetch that it decodes. Owned by the reader and run by its caller."""
 
@@ -34,6 +45,7 @@ class ReaderCore:
         self._completed: CompletedFetch | None = None
         self._decoded_batches: Iterator[DecodedBatch] = iter(())
         self._rest: tuple[DecodedBatch, ...] = ()
+        self._loop: _Loop | None = None
         self._topic = ""
         self._selection: NamedSelection | None = None
         self.topic_id = b""
@@ -115,9 +127,32 @@ class ReaderCore:
             if decoded_batches:
                 return decoded_batches
 
+    def looped(self, decoded_batches: list[DecodedBatch]) -> Iterator[tuple[DecodedBatch, Iterator[int]]]:
+        """Yield each batch, removed from the list, and its offsets, which a loop consumes record by record."""
+        decoded_batches.reverse()
+        while decoded_batches:
+            decoded = decoded_batches.pop()
+            self._loop = _Loop(decoded.source, iter(decoded.offsets()), decoded_batches)
+            yield decoded, self._loop.offsets
+            del decoded  # Before the next one is decompressed.
+
+    def settle(self) -> None:
+        """Return to the first record that a loop has not yielded which was left by `break`, and end that loop."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        offset = next(loop.offsets, None)
+        if offset is None and loop.following:
+            offset = loop.following[-1].offsets()[0]
+        loop.following.clear()
+        deque(loop.offsets, maxlen=0)
+        if offset is not None:
+            self._go_back({loop.source: offset})
+
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
         """Return to the positions of before if the block ends with an error: its records were not returned."""
+        self.settle()
         with self.fetcher.changing() as positions:
             before = {where: positions.position(where) for where in positions.assigned()}
         try:

@@ -45,6 +45,38 @@ async def test_it_reads_everything_that_is_there_and_ends(read):
     assert await offsets(read()) == {0: list(range(30)), 1: [0, 1, 2, 3]}
 
 
+async def numbers(reader, *, until=None):
+    """Return the offsets that a loop yields, which is left at `until`."""
+    found = []
+    async for record in reader:
+        found.append(record.offset)
+        if record.offset == until:
+            break
+    return found
+
+
+@pytest.mark.parametrize("until", [0, 1, 2, 3, 14, 28, 29])
+async def test_a_loop_continues_where_an_earlier_one_was_left(read, until):
+    """Also within a batch, and between batches of one fetch; and so do the other ways to read."""
+    async with read(partitions=[0]) as reader:
+        assert await numbers(reader, until=until) == list(range(until + 1))
+        assert await numbers(reader) == list(range(until + 1, 30))
+    async with read(partitions=[0]) as reader:
+        await numbers(reader, until=until)
+        assert [record.offset for record in await reader.read()] == list(range(until + 1, 30))
+
+
+async def test_a_loop_within_a_loop_continues_it(read):
+    """Each record is yielded once."""
+    async with read(partitions=[0]) as reader:
+        found = []
+        async for record in reader:
+            found.append(record.offset)
+            if record.offset == 10:
+                found += await numbers(reader)
+        assert found == list(range(30))
+
+
 async def test_what_comes_later_is_not_read(clicks, read):
     """`end="current"` is fixed when the reader connects."""
     async with read(partitions=[1]) as reader:
