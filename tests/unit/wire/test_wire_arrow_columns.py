@@ -21,6 +21,7 @@ from headrace.wire.typed.arrow_columns import (
     arrays_of_table,
     arrow_schema,
     arrow_type,
+    check_required,
     check_row,
     column_type,
     columns_of,
@@ -146,8 +147,9 @@ def test_rows() -> None:
         check_row(row, COLUMNS)
     with pytest.raises(InvalidRequestError, match="row 1: column a: 'two' is no int64"):
         arrays_of_rows([{"a": 1}, {"a": "two"}], COLUMNS)
-    with pytest.raises(InvalidRequestError, match="row 1: column a is required, and null"):
-        arrays_of_rows([{"a": 1}, {"b": "y"}], COLUMNS)
+    lacking, *_ = arrays_of_rows([{"a": 1}, {}], COLUMNS)
+    with pytest.raises(InvalidRequestError, match="column a is required, and null in row 1"):
+        check_required(lacking, COLUMNS.current[0])
     for row, message in (
         ({"a": 1, "e": 2}, "the topic has no column 'e'"),
         ({}, "column a is required, and null"),

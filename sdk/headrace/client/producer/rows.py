@@ -205,9 +205,11 @@ def encode_rows(
         InvalidRequestError: If a row does not fit: the columns have changed since it was checked.
     """
     from headrace.wire.typed.array_blocks import block_of_array
-    from headrace.wire.typed.arrow_columns import arrays_of_rows
+    from headrace.wire.typed.arrow_columns import arrays_of_rows, check_required
 
     arrays = arrays_of_rows([row.values for row in rows], columns)
+    for array, column in zip(arrays, columns.current, strict=True):
+        check_required(array, column)
     blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
     joined: ArrowBuffers | None = None if keys is None else join_column("key", keys)
     return column_parts(RowBlocks(columns.batch_text, blocks, len(rows)), joined, **fields)

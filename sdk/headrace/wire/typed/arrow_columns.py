@@ -183,10 +183,15 @@ def _of_table(table: Any, column: TopicColumn) -> Any:
                 f"column {column.name}: {array.type} does not fit {column.type}{_misfit(array, arrow)}",
                 action="Cast it first.",
             ) from error
+    check_required(array, column)
+    return array
+
+
+def check_required(array: Any, column: TopicColumn) -> None:
+    """Raise InvalidRequestError for null in a required column."""
     if column.is_required and array.null_count:
         row = pc.index(array.is_null(), True).as_py()
         raise InvalidRequestError(f"column {column.name} is required, and null in row {row}", action="Give it a value.")
-    return array
 
 
 def _misfit(array: Any, arrow: Any) -> str:
@@ -260,6 +265,8 @@ def filled(column: TopicColumn, count: int) -> Any:
 def arrays_of_rows(rows: Sequence[Mapping[str, Any]], columns: TopicColumns) -> list[Any]:
     """Return an array for each current column of rows; a value that a row lacks is its default, or null.
 
+    Null is not refused in a required column: a record without a value is a row without any.
+
     Raises:
         InvalidRequestError: For a value that does not fit; the message has the row, the column and the value.
     """
@@ -271,14 +278,11 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], column: TopicColumn) -> Any:
     values = [row.get(column.name, default) for row in rows]
     arrow = arrow_type(column.type)
     try:
-        array = pa.array(values, arrow, from_pandas=False)
+        return pa.array(values, arrow, from_pandas=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         for place, value in enumerate(values):
             check_value(column, value, f"row {place}: ")
         raise
-    if column.is_required and array.null_count:
-        raise _is_null(column, f"row {pc.index(array.is_null(), True).as_py()}: ")
-    return array
 
 
 def _is_null(column: TopicColumn, where: str) -> InvalidRequestError:
