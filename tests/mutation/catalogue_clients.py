@@ -153,12 +153,20 @@ CLIENTS = (
     Mutant(
         "received-records-await-more",
         "H159",
-        "ConsumerCore.poll",
+        "ConsumerCore._receive_batches",
         replace(
             "decoded = self._further_decoded_batch(left)",
             "decoded = yield from self._first_decoded_batch(timeout, left)",
         ),
         "A poll that is cancelled loses the records that it had received.",
+        Simulation(60),
+    ),
+    Mutant(
+        "left-loop-drops-the-rest",
+        "H159",
+        "ConsumerCore.settle",
+        never("delivered < decoded.end - decoded.start"),
+        "A loop that is left takes the records of its batch with it which it has not yielded.",
         Simulation(60),
     ),
     Mutant(

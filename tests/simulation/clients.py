@@ -55,6 +55,8 @@ BURSTING = 0.3
 """Share of producers that send bursts, and of their sends that are one."""
 IMPATIENT = 0.3
 """Share of applications that cancel calls, and of their calls that may be cancelled."""
+LOOPING, LEAVING = 0.4, 0.3
+"""Share of consumers that loop over records, and of their waits that do; and of such records, those that end a loop."""
 PATIENCE_MS = 300
 """A call is cancelled after less than that."""
 ROAMING, KEYED = 0.5, 0.5
@@ -375,6 +377,9 @@ class Consumer(_Reading):
 
     def __init__(self, cluster: Cluster, name: str, number: int, *, follower: bool, period_ms: int) -> None:
         super().__init__(cluster, name, number, period_ms)
+        # Drawn apart, so that other seeds stay as they are.
+        self._looping = random.Random(f"{cluster.plan.seed}/{name}/looping")
+        self._loops = self._looping.random() < LOOPING
         self.follower = follower
         self.truncated = 0
 
@@ -416,6 +421,9 @@ class Consumer(_Reading):
     async def _poll(self, consumer: aio.Consumer) -> None:
         """Ask for records, and do what an error asks for."""
         try:
+            if self._loops and self._looping.random() < LOOPING:
+                await self._loop_over(consumer)
+                return
             async with self._patiently():
                 batch = await consumer.poll(1.0, self._chance.choice((None, None, 1, 3)))
             self.world.count(CHECKED + "I1 as answered", len(batch))
@@ -437,6 +445,16 @@ class Consumer(_Reading):
             self.world.count(f"polls failed: {error.code.name}")
         except TimeoutError:
             self.world.count("polls cancelled")
+
+    async def _loop_over(self, consumer: aio.Consumer) -> None:
+        """Receive records one by one, for a second at most, and leave the loop at any of them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                async for record in consumer:
+                    self._received([record])
+                    self.world.count("records of loops")
+                    if self._looping.random() < LEAVING:
+                        return
 
 
 class Reader(_Reading):

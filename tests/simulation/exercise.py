@@ -36,6 +36,7 @@ CLIENTS = (
 """What clients are told, and what their shipped cores make of it."""
 FORGOTTEN = "producers forgotten"
 COMPRESSED = "compressed batches sent"
+LOOPED = "records of loops"
 CANCELLED = ("polls cancelled", "reads cancelled", "sends cancelled")
 """By applications, in the middle: only a send that waits for memory or metadata can be."""
 FLUSHED_BY_POLICY = "flushes by flush_messages or flush_ms"
@@ -59,6 +60,7 @@ REQUIRED = (
     *(FAULT + name for name in (*FAULTS, *LATER_FAULTS) if name not in SELDOM_FAULTS),
     FORGOTTEN,
     COMPRESSED,
+    LOOPED,
     *CANCELLED,
     FAULT + COLUMNS_CHANGE,
     FLUSHED_BY_POLICY,
