@@ -95,11 +95,14 @@ class Client:
         self.process.after_event = self._after_event
         self.loop = ClientLoop(cluster.world, self.process, cluster.transport, cluster.promises)
         self._chance = cluster.world.chance(name)
-        # Drawn apart, so that other seeds stay as they are.
-        self._patience = random.Random(f"{cluster.plan.seed}/{name}/patience")
+        self._patience = self._apart("patience")
         self._is_impatient = self._patience.random() < IMPATIENT
         cluster.promises.begins(name)
         self._servers = [address_of(number) for number in sorted(cluster.brokers)]
+
+    def _apart(self, what: str) -> random.Random:
+        """Return chance of its own for one thing, so that seeds which do not draw it stay as they are."""
+        return random.Random(f"{self.cluster.plan.seed}/{self.name}/{what}")
 
     def start(self) -> None:
         """Begin."""
@@ -153,15 +156,14 @@ class Producer(Client):
         self._producer: aio.Producer | None = None
         self._sent = self._life = 0
         self._open: Counter[int] = Counter()
-        # Drawn apart, so that other seeds stay as they are.
-        self._bursts = random.Random(f"{cluster.plan.seed}/{self.name}/bursts")
+        self._bursts = self._apart("bursts")
         self._has_bursts = self._bursts.random() < BURSTING
-        self._replacing = random.Random(f"{cluster.plan.seed}/{self.name}/replacing")
-        self._waiting = random.Random(f"{cluster.plan.seed}/{self.name}/waiting")
-        self._roaming = random.Random(f"{cluster.plan.seed}/{self.name}/roaming")
+        self._replacing = self._apart("replacing")
+        self._waiting = self._apart("waiting")
+        self._roaming = self._apart("roaming")
         self._roams = self._roaming.random() < ROAMING
         self._lingers = self._waiting.random() < LINGERING
-        self._is_tight = random.Random(f"{cluster.plan.seed}/{self.name}/memory").random() < TIGHT
+        self._is_tight = self._apart("memory").random() < TIGHT
 
     @property
     def waits(self) -> bool:
@@ -187,8 +189,7 @@ class Producer(Client):
 
     def _make(self) -> aio.Producer:
         plan = self.cluster.plan
-        # Drawn apart, so that other seeds stay as they are.
-        codec = random.Random(f"{plan.seed}/{self.name}/codec").choice(CODECS)
+        codec = self._apart("codec").choice(CODECS)
         settings = SETTINGS
         if self._has_bursts:
             codec, settings = "none", {**SETTINGS, "batch_records": 1}
@@ -377,8 +378,7 @@ class Consumer(_Reading):
 
     def __init__(self, cluster: Cluster, name: str, number: int, *, follower: bool, period_ms: int) -> None:
         super().__init__(cluster, name, number, period_ms)
-        # Drawn apart, so that other seeds stay as they are.
-        self._looping = random.Random(f"{cluster.plan.seed}/{name}/looping")
+        self._looping = self._apart("looping")
         self._loops = self._looping.random() < LOOPING
         self.follower = follower
         self.truncated = 0
@@ -399,7 +399,7 @@ class Consumer(_Reading):
     async def _live(self) -> None:
         rack = f"rack {1 + self._chance.randrange(len(self._servers))}" if self.follower else ""
         # No batch is rotten everywhere: none may be left out, nor be written by anything but the producers.
-        corrupt: Any = random.Random(f"{self.cluster.plan.seed}/{self.name}/corrupt").choice(CORRUPT_BATCHES)
+        corrupt: Any = self._apart("corrupt").choice(CORRUPT_BATCHES)
         consumer = aio.Consumer(
             bootstrap_servers=self._servers,
             on_corrupt_batch=corrupt,

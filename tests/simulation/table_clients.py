@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +40,7 @@ class TableClient(Client):
         self._writes = 0
         self._versions: dict[str, int] = {}
         self._topic_id = b""
-        # Drawn apart, so that other seeds stay as they are.
-        self._bulk = random.Random(f"{cluster.plan.seed}/{self.name}/bulk")
+        self._bulk = self._apart("bulk")
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
         return None if self._table is None else self._table._operations._metadata
