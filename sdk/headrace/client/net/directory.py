@@ -61,6 +61,11 @@ def _nothing() -> None:
     """Cancel nothing."""
 
 
+def reading_mode(config: ClientConfig) -> OpenMode:
+    """Return how a client that changes nothing opens the directory that `config` names."""
+    return OpenMode.READ if config.is_directory_read_only else OpenMode.ANY
+
+
 class UsedDirectory:
     """Directory as one client uses it: the client reads it, and becomes its writer when it changes something.
 
@@ -81,7 +86,7 @@ class UsedDirectory:
         """Held while the writer is opened, and while all are closed."""
         self._is_closed = False
         writes = what == "Producer" and not self._is_read_only
-        mode = OpenMode.WRITE if writes else OpenMode.READ if self._is_read_only else OpenMode.ANY
+        mode = OpenMode.WRITE if writes else reading_mode(config)
         self.first = acquire(self._path, mode, creates=what == "Admin")
         """What answers until something is changed."""
         self._servers = [self.first]

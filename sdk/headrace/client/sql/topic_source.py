@@ -12,8 +12,9 @@ from headrace.client.base.config import ReaderConfig, build, shared_settings
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.records import METADATA_COLUMNS
 from headrace.client.consumer.reader import Reader
+from headrace.client.net.directory import reading_mode
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
-from headrace.embedded.server import OpenMode, acquire, release
+from headrace.embedded.server import acquire, release
 from headrace.wire.arrow_constants import zeros
 from headrace.wire.errors import InvalidTopicNameError, UnknownTopicError
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
@@ -190,7 +191,7 @@ def _has_every_offset(topic: str, settings: Mapping[str, Any]) -> bool:
     config = build(ReaderConfig, {name: value for name, value in settings.items() if name not in {"start", "end"}})
     if not config.directory:
         return False
-    server = acquire(config.directory, OpenMode.READ if config.is_directory_read_only else OpenMode.ANY)
+    server = acquire(config.directory, reading_mode(config))
     try:
         return server.has_every_offset(topic)
     finally:
