@@ -270,18 +270,23 @@ def test_the_prompt(cluster):
         terminal.type("\x04")
 
 
+def follow(cluster, topic, seconds):
+    """Start a command that selects the numbers of a topic in windows."""
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "headrace.cli", "sql", f"select n from {topic}", "--follow", seconds, "-o", "json",
+            "--bootstrap-servers", cluster.bootstrap_servers,
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
 def test_windows_follow_each_other(cluster):
     """Each window has the records that came in it: none is missed, none is there twice."""
     client = {"bootstrap_servers": cluster.bootstrap_servers}
     with headrace.Admin(**client) as admin:
         admin.create_topic("ticks", partitions=2, columns="n int64 required")
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "headrace.cli", "sql", "select n from ticks", "--follow", "0.3", "-o", "json",
-            "--bootstrap-servers", cluster.bootstrap_servers,
-        ],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = follow(cluster, "ticks", "0.3")
     found: list[int] = []
     try:
         assert b"every 0.3 s" in process.stderr.readline()
@@ -301,13 +306,7 @@ def test_windows_continue_with_the_records_of_a_topic_that_is_created_again(clus
     client = {"bootstrap_servers": cluster.bootstrap_servers}
     with headrace.Admin(**client) as admin:
         admin.create_topic("tocks", partitions=1, columns="n int64 required")
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "headrace.cli", "sql", "select n from tocks", "--follow", "0.1", "-o", "json",
-                "--bootstrap-servers", cluster.bootstrap_servers,
-            ],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        process = follow(cluster, "tocks", "0.1")
         found: list[int] = []
         try:
             assert b"every 0.1 s" in process.stderr.readline()

@@ -488,6 +488,13 @@ async def test_only_what_the_state_has_is_compacted(tmp_path: Path) -> None:
         assert await read(partition, b"filling") == {b"a": b"19" * 100}
 
 
+def read_batch_by_batch(monkeypatch: pytest.MonkeyPatch, *, is_far: bool) -> None:
+    """Let a state read the log a batch at a time: in a thread if `is_far`, else on the event loop."""
+    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
+    monkeypatch.setattr(table_module, "BUILT_BYTES", 1)
+    monkeypatch.setattr(table_module, "APPLIED_BYTES", 1)
+
+
 async def fill_deleted(partition: Partition) -> None:
     """Fill a topic that is no table, in a segment each: a row, its deletion, and another row."""
     partition.update_config(replace(CONFIG, table="no", delete_retention_ms=0))
@@ -504,9 +511,7 @@ async def test_a_state_made_during_a_compaction_has_no_deleted_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
 ) -> None:
     """A topic that becomes a table may be in a compaction: the state has read a row, whose deletion is removed then."""
-    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
-    monkeypatch.setattr(table_module, "BUILT_BYTES", 1)
-    monkeypatch.setattr(table_module, "APPLIED_BYTES", 1)
+    read_batch_by_batch(monkeypatch, is_far=is_far)
     async with leading_partition(tmp_path) as partition:
         await fill_deleted(partition)
         log, later_ms = partition.open_log, partition.context.now_ms() + 7_200_000
@@ -531,9 +536,7 @@ async def test_a_state_that_begins_while_segments_are_replaced_has_no_deleted_ro
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
 ) -> None:
     """The log has the end of what the compaction removes already, and the deletions, which go after the first read."""
-    monkeypatch.setattr(table_module, "FAR_BYTES", 0 if is_far else 1 << 40)
-    monkeypatch.setattr(table_module, "BUILT_BYTES", 1)
-    monkeypatch.setattr(table_module, "APPLIED_BYTES", 1)
+    read_batch_by_batch(monkeypatch, is_far=is_far)
     written, was_read, replaced = threading.Event(), threading.Event(), threading.Event()
     install = SegmentReplacement._install
 

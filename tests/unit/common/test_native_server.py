@@ -163,6 +163,17 @@ class Bench:
         reader = RequestReader(name, row, request_type.FromString, request_type.DESCRIPTOR)
         return NativeMethod(f"/headrace.v1.BrokerService/{name}", name, row, reader, splice, self.service)
 
+    def answer_later(self):
+        """Let each call wait for the event that is returned."""
+        waits = asyncio.Event()
+
+        async def handle(message):
+            await waits.wait()
+            return OutgoingMessage(b"late")
+
+        self.service.handle = handle
+        return waits
+
     def metric(self, name, **labels):
         return self.registry.get_sample_value(name, labels)
 
@@ -727,13 +738,7 @@ async def test_a_stop_lets_requests_end(monkeypatch):
     """New ones are refused, and no connection is taken."""
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
     async with serving() as bench:
-        client, waits = await bench.connect(), asyncio.Event()
-
-        async def handle(message):
-            await waits.wait()
-            return OutgoingMessage(b"late")
-
-        bench.service.handle = handle
+        client, waits = await bench.connect(), bench.answer_later()
         client.ask(1)
         await bench.until(lambda: bench.service.requests)
         stopping = asyncio.create_task(bench.server.stop(SECONDS))
@@ -1012,13 +1017,7 @@ async def test_a_new_session_that_cannot_be_checked_yet_refuses_later_requests_o
 
     monkeypatch.setattr(gate, "identify", identify_later)
     async with serving(gate=gate) as bench:
-        client, waits = await bench.connect(), asyncio.Event()
-
-        async def handle(message):
-            await waits.wait()
-            return OutgoingMessage(b"late")
-
-        bench.service.handle = handle
+        client, waits = await bench.connect(), bench.answer_later()
         client.ask(1)
         client.send(Kind.SESSION, b"new")
         client.ask(2)

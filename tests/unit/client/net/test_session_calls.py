@@ -289,8 +289,8 @@ async def test_a_cancelled_refresh_of_a_provider_is_an_error_of_the_calls_that_w
         assert await admin.list_topics() == ["t"]
 
 
-def test_a_producer_keeps_its_delivery_timeout_while_a_provider_hangs(cluster, identity):
-    """Its session has ended, and no other one is opened; the records were not sent."""
+def hanging_provider():
+    """Return a provider that returns once, and again after an event; the event; and a list with an item a call."""
     provided, calls = threading.Event(), []
 
     def token():
@@ -299,6 +299,12 @@ def test_a_producer_keeps_its_delivery_timeout_while_a_provider_hangs(cluster, i
             provided.wait(WAIT)
         return JWT
 
+    return token, provided, calls
+
+
+def test_a_producer_keeps_its_delivery_timeout_while_a_provider_hangs(cluster, identity):
+    """Its session has ended, and no other one is opened; the records were not sent."""
+    token, provided, _ = hanging_provider()
     changed = {"token_provider": token, "delivery_timeout_ms": 300, "linger_ms": 0}
     with headrace.Producer(**settings(cluster, "api_key", "fetch_max_wait_ms", **changed)) as producer:
         producer.send("t", b"warm").result(WAIT)
@@ -314,14 +320,7 @@ def test_a_producer_keeps_its_delivery_timeout_while_a_provider_hangs(cluster, i
 
 def test_a_consumer_reports_a_provider_that_hangs_within_its_request_timeout(cluster, identity):
     """Fetches that wait for the session end in time, with an error that states the reason."""
-    provided, calls = threading.Event(), []
-
-    def token():
-        calls.append(1)
-        if len(calls) > 1:
-            provided.wait(WAIT)
-        return JWT
-
+    token, provided, calls = hanging_provider()
     cluster.append("t", encode_batch([b"0"], base_timestamp_ms=1_000))
     changed = {"token_provider": token, "auto_offset_reset": "earliest", "request_timeout_ms": 100}
     with headrace.Consumer("t", **settings(cluster, "api_key", **changed)) as consumer:
