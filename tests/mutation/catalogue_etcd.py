@@ -213,6 +213,28 @@ ETCD = (
         ),
     ),
     Mutant(
+        "columns-ids-given-again",
+        "H161",
+        "reserve_column_ids",
+        replace("max(column.id for column in columns) + COLUMN_IDS_APART", "max(column.id for column in columns)"),
+        "After a restore of etcd a new column has the id of one that was lost: records have the other's values.",
+        Test(
+            "tests/unit/coordinator/test_recover_metadata.py::test_new_columns_and_schemas_get_ids_that_no_record_has",
+            "A seed in some thousand adds columns before and after etcd is put back, and reads both.",
+        ),
+    ),
+    Mutant(
+        "schema-ids-given-again",
+        "H161",
+        "reserve_schema_ids",
+        replace("state.last_schema_id + SCHEMA_IDS_APART", "state.last_schema_id"),
+        "After a restore of etcd a new schema has the id of one that was lost: records are read by the other.",
+        Test(
+            "tests/unit/coordinator/test_recover_metadata.py::test_new_columns_and_schemas_get_ids_that_no_record_has",
+            "The simulator has no schema registry.",
+        ),
+    ),
+    Mutant(
         "emptied-logs-incomplete",
         "H81 I18",
         "_most_complete",

@@ -66,6 +66,8 @@ class BrokerNode:
         """Whether the operator wants it to run: a process that exits by itself is started again."""
         self.snapshot: dict[str, bytes | None] | None = None
         """What was durable when the present process started, where the plan puts volumes back."""
+        self._generation = 0
+        """That of the last session; a disk from before the present one is not taken any more."""
 
     @property
     def can_be_put_back(self) -> bool:
@@ -85,7 +87,8 @@ class BrokerNode:
             if "volume put back" in self.cluster.plan.faults and self.filesystem.exists("/data/session"):
                 # What is corrupt would come back as what is not known to be.
                 is_corrupt = self.cluster.checks.is_corrupt(self.broker_id)
-                self.snapshot = None if is_corrupt else self.filesystem.snapshot()
+                is_taken = not is_corrupt and self._generation == self.cluster.identity.generation
+                self.snapshot = self.filesystem.snapshot() if is_taken else None
             self.broker = Broker(self)
 
     @contextmanager
@@ -123,6 +126,8 @@ class BrokerNode:
         broker, self.broker = self.broker, None
         if broker is None:
             return
+        if broker.registered:
+            self._generation = self.cluster.identity.generation
         self.cluster.world.note(self.name, f"dies, losing {loss.value} of what was not fsynced")
         broker.process.alive = False
         self.cluster.dead_loops.append(broker.loop)

@@ -241,10 +241,13 @@ class Plan(FaultProfile):
         return replace(self, mirrors=True, compacts=False, retention_ms=-1, forgets=False, faults=faults)
 
     def with_columns(self) -> Plan:
-        """Return the plan with a typed topic, whose ids of columns no earlier etcd gives to others."""
-        faults = tuple(each for each in self.faults if each != "etcd put back")
-        changes = (COLUMNS_CHANGE,) * (1 + len(faults) // 3)
-        return replace(self, typed=True, faults=(*faults, *changes))
+        """Return the plan with a typed topic.
+
+        No topic ever has again the columns that an earlier etcd lacks: a producer gives a batch with them up.
+        """
+        changes = (COLUMNS_CHANGE,) * (1 + len(self.faults) // 3)
+        gives_up = self.gives_up or "etcd put back" in self.faults
+        return replace(self, typed=True, gives_up=gives_up, faults=(*self.faults, *changes))
 
     @property
     def is_orderly(self) -> bool:

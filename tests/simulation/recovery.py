@@ -114,6 +114,7 @@ class Recovery:
         """Continue with the topic under its present name; topics of the past that reappeared are dropped."""
         cluster, store = self._cluster, self._cluster.etcd.store
         wanted, configs = cluster.topic.topic_id, dict(cluster.topic.configs)
+        configs.pop("columns", None)  # Those of the backup: the ids of later ones are refused.
         cluster.topic = metadata_pb2.Topic()
         found = {}
         for key_value in run_now(store.range(cluster.keyspace.prefix)).key_values:
@@ -121,9 +122,10 @@ class Recovery:
                 topic = metadata_pb2.Topic.FromString(key_value.value)
                 found[topic.topic_id] = topic
         for topic_id, topic in sorted(found.items()):
-            if topic_id != wanted:
+            if topic_id != wanted or (cluster.plan.typed and "columns" not in topic.configs):
                 cluster.world.count("topics of the past that came back")
                 cluster.remove(topic)
+                del found[topic_id]
         if wanted in found:
             cluster.topic = found[wanted]
             if cluster.topic.name.startswith("recovered-"):

@@ -13,12 +13,14 @@ from headrace.wire.typed.topic_columns import TopicColumns, evolved, parse_colum
 COLUMNS = "1 name string, 2 filling string"
 NAMES = ("name", "title", "label")
 """What the column with names is called, one after another."""
-NOTE = "note int64"
+NOTE = "note_"
+"""Prefix of the names of columns whose values are the rest of the name, which no two of them share."""
 
 
 def row_of(columns: TopicColumns, name: str, size: int) -> dict[str, Any]:
     """Return a row of about `size` bytes."""
-    return dict(zip(_labels(columns), (name, "x" * (size - len(name))), strict=True))
+    notes = {column.name: _note(column.name) for column in columns.current if column.name.startswith(NOTE)}
+    return dict(zip(_labels(columns), (name, "x" * (size - len(name))), strict=True)) | notes
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> pyarrow.Table:
@@ -31,8 +33,17 @@ def _labels(columns: TopicColumns) -> list[str]:
     return [column.name for column in found if column is not None]
 
 
+def _note(label: str) -> int:
+    return int(label.removeprefix(NOTE))
+
+
 def name_in(row: Mapping[str, Any]) -> str:
-    """Return the name of the record with a row, whatever the column is called; empty if the row has lost it."""
+    """Return the name of the record with a row, whatever the column is called.
+
+    Empty if the row has lost it, or has a value of another column.
+    """
+    if any(value not in (None, _note(label)) for label, value in row.items() if label.startswith(NOTE)):
+        return ""
     return next((row[label] for label in NAMES if row.get(label)), "")
 
 
@@ -52,5 +63,5 @@ def changed(before: str, chance: random.Random) -> str:
         named = chance.choice([label for label in NAMES if label != named])
     wanted = [f"1 {named} string", f"2 {filling} string"]
     if len(columns.current) == 2 and chance.random() < 0.5:
-        wanted.append(NOTE)
+        wanted.append(f"{NOTE}{chance.randrange(1 << 40)} int64")
     return evolved(before, ", ".join(wanted), "backward")

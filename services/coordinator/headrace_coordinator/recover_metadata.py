@@ -54,6 +54,8 @@ from headrace_coordinator.core.metadata_recovery import (
     LogEnd,
     empty_group,
     plan_partitions,
+    reserve_column_ids,
+    reserve_schema_ids,
 )
 from headrace_coordinator.settings import CoordinatorSettings
 
@@ -187,6 +189,9 @@ class _Backup:
     """Topics that were deleted before the backup, whose logs are not recovered."""
     begun_again: tuple[str, ...]
     """Names of the topics that have another id now."""
+    typed: tuple[str, ...]
+    """Names of the typed topics."""
+    schema_registry: metadata_pb2.SchemaRegistryState
 
 
 async def _read_backup(
@@ -207,9 +212,12 @@ async def _read_backup(
     def renewed(value: bytes) -> bytes:
         topic = metadata_pb2.Topic.FromString(value)
         topic.topic_id = id_of(topic.topic_id)
+        if "columns" in topic.configs:
+            topic.configs["columns"] = _reserved(topic.name, topic.configs["columns"])
         return topic.SerializeToString(deterministic=True)
 
     names: dict[bytes, str] = {}
+    typed: set[str] = set()
     states: dict[tuple[bytes, int], PartitionState] = {}
     brokers: set[int] = set()
     copied: list[tuple[str, bytes]] = []
@@ -222,7 +230,10 @@ async def _read_backup(
                 state = states[(id_of(topic_id), number)] = decode(key_value.value)
                 brokers.update(state.replicas)
             case TopicIdKey(topic_id):
-                names.setdefault(id_of(topic_id), metadata_pb2.Topic.FromString(key_value.value).name)
+                topic = metadata_pb2.Topic.FromString(key_value.value)
+                names.setdefault(id_of(topic_id), topic.name)
+                if "columns" in topic.configs:
+                    typed.add(topic.name)
                 copied.append((new.topic_by_id(id_of(topic_id)), renewed(key_value.value)))
             case TopicKey():
                 copied.append((renamed, renewed(key_value.value)))
@@ -250,7 +261,28 @@ async def _read_backup(
             case GroupOffsetKey(_, topic_id, number) if (topic_id, number) in partitions:
                 groups.append((renamed, key_value.value))
     again = tuple(sorted(name for topic_id, name in names.items() if topic_id not in held))
-    return _Backup(names, states, frozenset(brokers), tuple(copied), tuple(groups), frozenset(deleted), again)
+    registry = (await metastore.get(new.schema_registry())).key_value
+    return _Backup(
+        names,
+        states,
+        frozenset(brokers),
+        tuple(copied),
+        tuple(groups),
+        frozenset(deleted),
+        again,
+        tuple(sorted(typed)),
+        metadata_pb2.SchemaRegistryState.FromString(b"" if registry is None else registry.value),
+    )
+
+
+def _reserved(topic: str, columns: str) -> str:
+    try:
+        return reserve_column_ids(columns)
+    except InvalidConfigError as error:
+        raise RecoveryRefusedError(
+            f"the columns of topic {topic} are not ones that this release supports: {error.message}",
+            action="Use the release that wrote them; otherwise new columns would get ids of old ones.",
+        ) from error
 
 
 def _next_id(topic_id: bytes, generation: int) -> bytes:
@@ -332,6 +364,7 @@ async def _write(
         [
             Put(meta_key(identity.cluster), after.SerializeToString()),
             Put(old.superseded(), ended),
+            Put(new.schema_registry(), reserve_schema_ids(backup.schema_registry).SerializeToString()),
             Delete(old.cluster_secrets()),
             DeletePrefix(old.signing_key_prefix()),  # They are in the backup, too: the controller makes a new one.
         ],
@@ -427,6 +460,8 @@ def _report(identity: ClusterIdentity, backup: _Backup, plan: GenerationPlan, *,
     yield from plan.notes
     for name in backup.begun_again:
         yield f"topic {name}: no disk has a log of it, as after a deletion; its offsets begin again, under another id"
+    for name in backup.typed:
+        yield f"topic {name}: its columns are those of the backup; values of columns added since are not read"
     led = sum(bool(state.in_sync) for state in plan.states.values())
     yield (
         f"generation {identity.generation + 1} of cluster {identity.cluster}: {len(backup.names)} topics of the "

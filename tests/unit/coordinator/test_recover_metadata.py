@@ -7,15 +7,18 @@ import json
 
 import pytest
 from headrace.groups.state import Group, GroupTopic, Member, Ownership, begin_epochs
+from headrace.wire.typed.topic_columns import MAX_COLUMNS, evolved, parse_columns
 from headrace_broker.log_state_export import as_text
 from headrace_coordinator import recover_metadata
 from headrace_coordinator.core.metadata_recovery import (
     GROUP_EPOCHS_APART,
     LEADER_EPOCHS_APART,
+    SCHEMA_IDS_APART,
     BrokerLogState,
     LogEnd,
     empty_group,
     plan_partitions,
+    reserve_column_ids,
 )
 from headrace_coordinator.recover_metadata import RecoveryRefusedError, read_log_state, recover_in
 from headrace_server.clock_watch import OPERATOR
@@ -288,9 +291,9 @@ async def test_offsets_of_a_partition_without_any_log_are_dropped():
     assert [each is not None for each in offsets] == [True, False]
 
 
-def topic_puts(keys, partitions=1):
+def topic_puts(keys, partitions=1, **configs):
     """Of a topic named `kept` with replicas 1 to 3, as `states()` describes their disks."""
-    topic = metadata_pb2.Topic(name="kept", topic_id=TOPIC, partitions=partitions).SerializeToString()
+    topic = metadata_pb2.Topic(name="kept", topic_id=TOPIC, partitions=partitions, configs=configs).SerializeToString()
     puts = [Put(keys.topic("kept"), topic), Put(keys.topic_by_id(TOPIC), topic)]
     return [*puts, *(Put(keys.partition(TOPIC, number), encode(BACKUP)) for number in range(partitions))]
 
@@ -337,6 +340,35 @@ async def test_of_two_runs_the_earlier_one_changes_nothing_any_more(at):
         await recover_in(memory, "c", states(0), (), 1_000, apply=True)
     assert (await read_or_create(memory, "c", "id")).generation == 2
     assert (await memory.get(memory.keys.partition(TOPIC, 0))).key_value.value == b"elected since"
+
+
+async def test_new_columns_and_schemas_get_ids_that_no_record_has():
+    """Since the backup a column `3`, or a schema `8`, may have been added: records have it, and etcd does not know."""
+    memory = MemoryMetastore()
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    columns = "1 page string, 2 size int64 dropped"
+    registry = metadata_pb2.SchemaRegistryState(last_schema_id=7, compatibility="FULL").SerializeToString()
+    await memory.txn([], [*topic_puts(keys, columns=columns), Put(keys.schema_registry(), registry)])
+    lines = list(await recover_in(memory, "c", states(0), (), 1_000, apply=True))
+    assert any(line.startswith("topic kept: its columns are those of the backup") for line in lines)
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    for key in (keys.topic("kept"), keys.topic_by_id(TOPIC)):
+        found = metadata_pb2.Topic.FromString((await memory.get(key)).key_value.value).configs["columns"]
+        assert parse_columns(found).current == parse_columns(columns).current
+        added = parse_columns(evolved(found, "page string, user int64", "backward")).by_name("user")
+        assert added.id > 2 + MAX_COLUMNS
+    state = metadata_pb2.SchemaRegistryState.FromString((await memory.get(keys.schema_registry())).key_value.value)
+    assert (state.last_schema_id, state.compatibility) == (7 + SCHEMA_IDS_APART, "FULL")
+
+
+async def test_columns_without_room_for_a_reserved_id_stay_and_unknown_ones_are_refused():
+    full = ", ".join(f"{number} c{number} bool" for number in range(1, MAX_COLUMNS + 1))
+    assert reserve_column_ids(full) == full
+    memory = MemoryMetastore()
+    keys = (await read_or_create(memory, "c", "id")).keyspace
+    await memory.txn([], topic_puts(keys, columns="1 page tensor"))
+    with pytest.raises(RecoveryRefusedError, match="columns of topic kept"):
+        await recover_in(memory, "c", states(0), (), 1_000, apply=True)
 
 
 async def test_what_a_coordinator_acknowledges_before_it_ends_is_kept(monkeypatch):

@@ -11,6 +11,9 @@ that begins later is chosen, so that deleted records stay deleted (PROTOCOL I18)
 
 Partitions of its topics that the backup lacks are added again, and topics that it lacks are restored under a name
 derived from their id. Groups keep the offsets of the backup but no members; live members join again.
+
+Records name columns and schemas by ids that were assigned since the backup. New ones continue far above these, because
+a column or a schema with such an id would give old records the values of another.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from dataclasses import dataclass, field, replace
 
 from headrace.groups.state import EPOCHS_PER_GENERATION, Group
 from headrace.partition.topic_configs import effective_min_insync_replicas
+from headrace.wire.errors import InvalidConfigError
+from headrace.wire.typed.column_types import parse_type
+from headrace.wire.typed.topic_columns import MAX_COLUMNS, TopicColumn, TopicColumns, parse_columns
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.partition_state import PartitionState, Replica, check_shape
 
@@ -27,6 +33,11 @@ GROUP_EPOCHS_APART = 1 << 20
 """Increment of a group's epochs, above any that were assigned since the backup."""
 LEADER_EPOCHS_APART = 1 << 16
 """Increment of leader epochs: clients may have seen later epochs that no leader wrote to its disk."""
+COLUMN_IDS_APART = MAX_COLUMNS
+"""Increment of the ids of a topic's columns, at least the number that can be assigned between two recoveries."""
+SCHEMA_IDS_APART = 1 << 20
+"""Increment of the ids of schemas."""
+_MAX_ID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +153,32 @@ def empty_group(group: Group, generation: int, now_ms: int) -> Group:
     return Group(
         group_epoch=epoch, assignment_epoch=epoch, assignor=group.assignor, empty_since_ms=now_ms, user=group.user
     )
+
+
+def reserve_column_ids(text: str) -> str:
+    """Return the text of a topic's columns with a dropped column whose id is above all that were assigned.
+
+    A text that has no room for it is unchanged: it has none for another column, either.
+
+    Raises:
+        InvalidConfigError: If this release does not know a type in it.
+    """
+    columns = parse_columns(text).columns
+    last = min(max(column.id for column in columns) + COLUMN_IDS_APART, _MAX_ID)
+    reserved = str(TopicColumns((*columns, TopicColumn(last, "recovered", parse_type("bool"), is_dropped=True))))
+    try:
+        parse_columns(reserved)
+    except InvalidConfigError:
+        return text
+    return reserved
+
+
+def reserve_schema_ids(state: metadata_pb2.SchemaRegistryState) -> metadata_pb2.SchemaRegistryState:
+    """Return the state of the registry whose next schema has an id above all that were assigned."""
+    after = metadata_pb2.SchemaRegistryState()
+    after.CopyFrom(state)
+    after.last_schema_id = min(state.last_schema_id + SCHEMA_IDS_APART, _MAX_ID)
+    return after
 
 
 def _ends_of(key: tuple[bytes, int], log_states: Sequence[BrokerLogState]) -> dict[int, LogEnd]:
