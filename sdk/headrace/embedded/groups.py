@@ -84,7 +84,7 @@ class DirectoryGroups:
 
     def _entry_of(self, group_id: str) -> _Entry:
         """Return a group, or a new one that is not kept yet, above the epochs of those that were deleted."""
-        return self._groups.get(group_id) or self._entry(GroupFile(epoch=self._deleted_epoch))
+        return self._groups.get(group_id) or self._entry(GroupFile(epoch=self._deleted_epoch + 1))
 
     # --- membership ---
 

@@ -460,6 +460,38 @@ async def test_a_reset_that_raced_with_a_member_is_refused(pair):
     assert b.groups.groups == {}
 
 
+async def test_a_reset_of_a_new_group_that_another_was_first_to_create_is_refused(pair):
+    """An administrator who saw no group expects epoch 0: its next requests pass, unless another reset was first."""
+    parts, a, b = pair
+    await reset(a, parts, 3, 0)
+    await reset(a, parts, 4, 0)
+    (result,) = (await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=[GROUP]))).groups
+    assert not result.HasField("error")
+    await b.see()
+    await b.commit(None, {0: 9})
+    await a.see()
+    assert isinstance(await error_of(reset(a, parts, 5, 0)), ConflictError)
+    assert await b.committed() == {0: 9}
+
+
+async def test_epochs_of_a_group_that_resets_made_again_continue(pair):
+    """Above those of the group of its name that was deleted, however many resets there were before a member joins."""
+    parts, a, _ = pair
+    one = Caller(1)
+    await one.beat(a)
+    await a.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    seen = a.group.group_epoch
+    await a.call("DeleteGroups", groups_pb2.DeleteGroupsRequest(group_ids=[GROUP]))
+    for offset in (1, 2):
+        await a.commit(None, {0: offset})
+    described = (await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))).group_epoch
+    assert described > seen
+    await reset(a, parts, 3, described)
+    two = Caller(2)
+    await two.beat(a)
+    assert a.group.group_epoch > described
+
+
 async def test_a_group_that_was_in_use_again_is_not_expired(pair):
     """A member came and went between the look and the deletion: the compare fails, and its age is looked at again."""
     parts, a, b = pair

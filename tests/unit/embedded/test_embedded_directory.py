@@ -185,6 +185,11 @@ def test_a_late_reset_does_not_undo_a_commit_without_membership(tmp_path):
         with pytest.raises(headrace.ConflictError):
             log.admin.reset_group_offsets("g", {where: 2}, expected_group_epoch=seen)
         assert log.admin.group_offsets("g")[where].offset == 1
+        seen = log.admin.describe_group("g").group_epoch
+        log.admin.delete_groups(["g"])
+        log.admin.reset_group_offsets("g", {where: 3})
+        with pytest.raises(headrace.ConflictError):
+            log.admin.reset_group_offsets("g", {where: 2}, expected_group_epoch=seen)
 
 
 @pytest.mark.parametrize("file", ["topics", "identity", "groups/g"])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import structlog
 from headrace.groups.assignors import TopicPartition
 from headrace.groups.messages import check_empty
-from headrace.groups.state import with_next_epoch
+from headrace.groups.state import begin_epochs, with_next_epoch
 from headrace.wire.errors import (
     ConflictError,
     FencedMemberEpochError,
@@ -92,6 +92,11 @@ class _Attempt:
     revision: int = 0
     """Highest revision at which an offset of the attempt was stored."""
 
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether it raises the group's epoch, so that one that was computed before is refused."""
+        return not self.member_id and self.expected_group_epoch is None
+
     def drop_overtaken(self, entry: GroupEntry) -> None:
         """Drop offsets that are stored already or overtaken by a later commit of the same member."""
         for partition in [partition for partition in self.commits if partition in entry.offsets]:
@@ -163,6 +168,7 @@ class GroupOffsets:
             attempt.drop_overtaken(entry)
             try:
                 fence, refused = self._check(attempt, entry)
+                is_new = not entry.mod_revision  # The view changes `entry`.
                 allowed = [commit for partition, commit in attempt.commits.items() if partition not in refused]
                 # Before anything is awaited: the view changes `entry`, and its state is compared as it was checked.
                 compares, operations = self._transaction(attempt, entry, allowed)
@@ -192,6 +198,8 @@ class GroupOffsets:
                 attempt.revision = result.revision
                 with contextlib.suppress(TimedOutError):  # It is stored, even if this view does not show it yet.
                     await self._source.wait_for(result.revision, VIEW_SECONDS)
+                if attempt.begins_epoch and is_new:
+                    continue
                 return refused
             self._metrics.group_conflicts.inc()
             await asyncio.sleep(RETRY_SECONDS)
@@ -237,8 +245,11 @@ class GroupOffsets:
         if not attempt.member_id and (entry.mod_revision or any(commit.offset >= 0 for commit in allowed)):
             user = entry.group.user if entry.mod_revision else attempt.user
             group = replace(entry.group, empty_since_ms=now_ms, user=user)
-            if entry.mod_revision and attempt.expected_group_epoch is None:
-                group = with_next_epoch(group)
+            if attempt.begins_epoch:
+                if not entry.mod_revision:  # The revision of the new key decides the epochs: the offsets follow.
+                    compares, operations = [], []
+                else:
+                    group = with_next_epoch(begin_epochs(group, keyspace.generation, entry.create_revision))
             operations.append(Put(keyspace.group(attempt.group_id), encode_group(group)))
         return compares, operations
 
