@@ -17,6 +17,7 @@ from headrace.cli.bench.distributions import DailyPattern, Popularity, SizeModel
 from headrace.cli.bench.models import ETC, POOLS, SHORT_VALUES, WorkloadModel, model_of
 from headrace.cli.bench.pace import percentiles_ms, send_paced
 from headrace.cli.bench.records import KeyPool, MadeBlock, RecordColumns, Timetable, block_records, made_blocks
+from headrace.cli.bench.waits import WaitHistogram
 from headrace.cli.bench.workloads import ModelWorkload, PaperWorkload, Requests
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.records.record_json import OutgoingRecord
@@ -185,23 +186,24 @@ def test_tails_are_those_of_scipy() -> None:
 
 
 def test_columns_by_partition() -> None:
-    """Each key goes where the SDK's partitioner sends it, each value has its length, and order in a partition stays."""
+    """Each key goes where the SDK's partitioner sends it, with its value and due time; order in a partition stays."""
     pool = KeyPool(50, partitions=3, seed=1, key_bytes=ETC.key_bytes)
     (block,) = made_blocks(ModelWorkload(etc(50, 0.5, new_key_rate=0.0), None, seed=2), 1_000, pool, seed=3)
     assert isinstance(block, MadeBlock)
     assert block.requests.keys is not None
     texts = pool.texts.to_pylist()
-    found: dict[int, list[tuple[bytes, int]]] = {}
+    found: dict[int, list[tuple[bytes, int, float]]] = {}
     for part in block.columns(100, 900):
         assert part.partition is not None
-        pairs = zip(part.keys.to_pylist(), map(len, part.values.to_pylist()), strict=True)
-        found.setdefault(part.partition, []).extend(pairs)
-    expected: dict[int, list[tuple[bytes, int]]] = {}
-    for key, size in zip(block.requests.keys[100:900], block.requests.value_bytes[100:900], strict=True):
-        expected.setdefault(partition_for_key(texts[key], 3), []).append((texts[key], size))
+        sizes = map(len, part.values.to_pylist())
+        found.setdefault(part.partition, []).extend(zip(part.keys.to_pylist(), sizes, part.due_s, strict=True))
+    expected: dict[int, list[tuple[bytes, int, float]]] = {}
+    columns = block.requests.keys, block.requests.value_bytes, block.due_s
+    for key, size, due in zip(*(column[100:900] for column in columns), strict=True):
+        expected.setdefault(partition_for_key(texts[key], 3), []).append((texts[key], size, due))
     assert found == expected
     assert sum(part.size_bytes for part in block.columns(100, 900)) == sum(
-        len(key) + size for pairs in found.values() for key, size in pairs
+        len(key) + size for rows in found.values() for key, size, _ in rows
     )
     assert len(set(texts)) == 50
 
@@ -261,10 +263,44 @@ def test_what_is_due_is_sent_and_a_stall_is_paid_for() -> None:
     progress = send_paced(evenly(400, 1_000.0), send, clock, clock.sleep)
     assert (progress.records, progress.bytes) == (400, 2_800)
     assert progress.due_s == pytest.approx(0.399)
-    late = np.array(progress.late_s)
-    assert late.max() == pytest.approx(0.049, abs=0.002)
-    assert np.count_nonzero(late > 0.002) == 1
     assert max(count for _, count in sent) in range(48, 52)
+    late = progress.late
+    assert late.records == 400
+    assert late.longest_s == pytest.approx(0.049, abs=0.002)
+    assert late.quantile_s(0.87) < 0.002, "what is due after the stall is sent in time"
+    assert late.quantile_s(0.9) == pytest.approx(0.01, abs=0.002), "a tenth of the records was due 10 ms before its end"
+
+
+def test_a_stalled_send_delays_the_other_partitions_of_its_part() -> None:
+    """Records that are due at the same time go out by partition: those behind a full buffer are late, too."""
+    clock = Clock()
+
+    def send(part: RecordColumns) -> None:
+        if part.partition == 0:
+            clock.now += 1.0
+
+    due = np.linspace(0.1, 0.1, 100)
+    requests = Requests(due, np.arange(100), np.full(100, 7))
+    block = MadeBlock(requests, due, KeyPool(100, 2, 1, ETC.key_bytes), b"x" * 1_000)
+    progress = send_paced([block], send, clock, clock.sleep)
+    behind = next(part.records for part in block.columns(0, 100) if part.partition == 1)
+    assert 0 < behind < 100
+    assert progress.late.quantile_s(1 - behind / 100) < 0.002
+    assert progress.late.quantile_s(1 - (behind - 1) / 100) == pytest.approx(1.0, rel=0.01)
+
+
+def test_waits_are_counted_in_fixed_memory() -> None:
+    """Quantiles are right to half a percent from a microsecond on, whatever the number of records and their parts."""
+    waits = WaitHistogram()
+    drawn = np.sort(np.random.default_rng(1).exponential(0.01, 10_000))
+    for start in range(0, 10_000, 700):
+        waits.add(drawn[start : start + 700])
+    assert (waits.records, waits.longest_s) == (10_000, drawn[-1])
+    for share in (0.01, 0.5, 0.99, 1.0):
+        assert waits.quantile_s(share) == pytest.approx(drawn[round(share * 10_000) - 1], rel=0.0051)
+    waits.add(np.array([0.0, -1e-9, 1e9]))
+    assert (waits.records, waits.longest_s) == (10_003, 1e9)
+    assert percentiles_ms(waits)["p99"] == pytest.approx(drawn[9_899] * 1000, rel=0.0052)
 
 
 def test_seconds_bound_what_is_due() -> None:
@@ -277,7 +313,7 @@ def test_seconds_bound_what_is_due() -> None:
         clock.now += 0.1
 
     assert send_paced(evenly(1_000, math.inf), slow, clock, clock.sleep, 0.25).records == 300
-    assert percentiles_ms([]) == {"p50": None, "p99": None, "max": None}
+    assert percentiles_ms(WaitHistogram()) == {"p50": None, "p99": None, "max": None}
 
 
 def test_times_of_a_file() -> None:
@@ -340,10 +376,11 @@ def test_a_trace_that_ends_early_is_whole(headrace: Any, held: Any, monkeypatch:
     clock = Clock()
     give_time(monkeypatch, perf_counter=clock, sleep=clock.sleep)
     held.add("clicks")
-    options = ("-w", "etc", "--trace", "1", "--rate", "1000", "--seconds", "0.5", "--keys", "100", "--output", "json")
+    options = ("-w", "etc", "--trace", "1", "--rate", "1000", "--seconds", "5", "--keys", "100", "--output", "json")
     document = json.loads(headrace("bench", "clicks", *options).out)
     blocks = [decode_block(record.value) for record in held.records[TopicPartition("clicks", 0)]]
-    assert document["traced_requests"] == sum(block.requests for block in blocks) > 300
+    assert document["traced_requests"] == sum(block.requests for block in blocks) > 4_300
+    assert document["late_ms"]["max"] < 2, "a block is due with its last request"
 
 
 def test_a_file_is_replayed(headrace: Any, held: Any, tmp_path: Path) -> None:
@@ -449,7 +486,7 @@ def test_an_error_of_a_send_tells_what_was_sent_before(
 
 
 def test_a_wait_is_of_what_was_acknowledged() -> None:
-    """A part that failed has not been acknowledged late: it counts nowhere."""
+    """A batch that failed has not been acknowledged late: its records count nowhere."""
     batches: list[PendingBatch] = []
 
     def send(part: RecordColumns) -> BatchFuture:
@@ -461,7 +498,33 @@ def test_a_wait_is_of_what_was_acknowledged() -> None:
     assert len(batches) == 3
     for batch, error in zip(batches, (None, NotEnoughReplicasError("few"), None), strict=True):
         batch.complete((0,), error)
-    assert progress.waits_s == pytest.approx([0.02, 0.0], abs=0.002)
+    waits = progress.acknowledged
+    assert waits.records == 2
+    assert waits.longest_s == pytest.approx(0.02, abs=0.002)
+    assert waits.quantile_s(0.5) < 0.002
+
+
+def test_an_acknowledgement_counts_for_each_record_of_its_batch() -> None:
+    """A send of 100 records, due every 10 ms, whose two batches are acknowledged a second apart."""
+    batches = [PendingBatch(TopicPartition("clicks", 0), 0, lambda _: None) for _ in range(2)]
+    clock = Clock()
+    clock.now += 1.0
+
+    def send(part: RecordColumns) -> BatchFuture:
+        assert part.records == 100
+        return BatchFuture(
+            [(RecordFuture.of(batch, 0), records) for batch, records in zip(batches, (60, 40), strict=True)]
+        )
+
+    started = iter([100.0])
+    progress = send_paced(evenly(100, 100.0), send, lambda: next(started, clock.now), clock.sleep)
+    batches[0].complete((0,), None)
+    clock.now += 1.0
+    batches[1].complete((60,), None)
+    waits = progress.acknowledged
+    assert waits.records == 100
+    assert waits.longest_s == pytest.approx(1.4)
+    assert waits.quantile_s(0.4) == pytest.approx(0.8, rel=0.01), "of the first batch, due after 0.2 s or later"
 
 
 def test_help_has_examples(headrace: Any) -> None:

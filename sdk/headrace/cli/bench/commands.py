@@ -394,8 +394,8 @@ def _document(plan: LoadPlan, topic: str, outcome: LoadOutcome, *, dry_run: bool
         "megabytes_per_second": round(progress.bytes / elapsed / 1e6, 3) if elapsed else 0.0,
         "asked_records_per_second": rate,
         "processor_seconds": round(outcome.processor_seconds, 3),
-        "late_ms": percentiles_ms(progress.late_s) if paced else None,
-        "acknowledged_ms": percentiles_ms(progress.waits_s) if paced and not dry_run else None,
+        "late_ms": percentiles_ms(progress.late) if paced else None,
+        "acknowledged_ms": percentiles_ms(progress.acknowledged) if paced and not dry_run else None,
         "dry_run": dry_run,
     }
     return document

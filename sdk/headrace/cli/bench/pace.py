@@ -5,13 +5,16 @@ from the due time of a record, not from when it could be sent.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.cli.bench.distributions import Floats
 from headrace.cli.bench.records import Block, RecordColumns
+from headrace.cli.bench.waits import WaitHistogram
 
 if TYPE_CHECKING:
     from headrace.client.producer.futures import BatchFuture, RecordFuture
@@ -30,10 +33,10 @@ class SendProgress:
     bytes: int = 0
     due_s: float = 0.0
     """Due time of the last sent record."""
-    late_s: list[float] = field(default_factory=list)
-    """Delay of the first record of each part."""
-    waits_s: list[float] = field(default_factory=list)
-    """Time from the due time of each part's first record to the acknowledgement of the part."""
+    late: WaitHistogram = field(default_factory=WaitHistogram)
+    """From the due time of each record to its send."""
+    acknowledged: WaitHistogram = field(default_factory=WaitHistogram)
+    """From the due time of each acknowledged record to the acknowledgement."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -71,9 +74,10 @@ def send_paced(
             if end <= index:
                 sleep(min(LONGEST_SLEEP_S, max(SHORTEST_SLEEP_S, first_s - now)))
                 continue
-            progress.late_s.append(now - first_s)
             for columns in block.columns(index, end):
-                _note_acknowledgement(send(columns), progress, clock, started + first_s)
+                due = started + columns.due_s
+                progress.late.add(clock() - due)
+                _note_acknowledgements(send(columns), due, progress, clock)
                 progress.bytes += columns.size_bytes
             progress.records += end - index
             progress.due_s = float(block.due_s[end - 1])
@@ -83,23 +87,30 @@ def send_paced(
     return progress
 
 
-def _note_acknowledgement(
-    future: "BatchFuture | None", progress: SendProgress, clock: Callable[[], float], due: float
+def _note_acknowledgements(
+    future: "BatchFuture | None", due: Floats, progress: SendProgress, clock: Callable[[], float]
 ) -> None:
-    if future is None or not future.parts:
+    """Count each batch of a send once it is acknowledged. `due` are times of `clock` in the order of the records.
+
+    Records whose partitions the producer chose by their keys are in another order: their batches exchange due times.
+    """
+    if future is None:
         return
-
-    def landed(part: "RecordFuture") -> None:
-        if part.exception() is None:
-            with progress.lock:
-                progress.waits_s.append(clock() - due)
-
-    future.parts[-1][0].add_done_callback(landed)
+    start = 0
+    for batch, records in future.parts:
+        batch.add_done_callback(partial(_note_batch, due[start : start + records], progress, clock))
+        start += records
 
 
-def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """Return median, 99th percentile and maximum in milliseconds, each `None` without values."""
-    if not seconds:
+def _note_batch(due: Floats, progress: SendProgress, clock: Callable[[], float], batch: "RecordFuture") -> None:
+    if batch.exception() is None:
+        with progress.lock:
+            progress.acknowledged.add(clock() - due)
+
+
+def percentiles_ms(waits: WaitHistogram) -> dict[str, float | None]:
+    """Return median, 99th percentile and maximum in milliseconds, each `None` without records."""
+    if not waits.records:
         return {"p50": None, "p99": None, "max": None}
-    found = np.percentile(np.asarray(seconds) * 1000, [50, 99, 100]).tolist()
-    return {name: round(value, 3) for name, value in zip(("p50", "p99", "max"), found, strict=True)}
+    found = {"p50": waits.quantile_s(0.5), "p99": waits.quantile_s(0.99), "max": waits.longest_s}
+    return {name: round(seconds * 1000, 3) for name, seconds in found.items()}

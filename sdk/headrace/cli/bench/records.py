@@ -35,6 +35,8 @@ class RecordColumns(NamedTuple):
     partition: int | None = None
     # Size of the keys and values.
     size_bytes: int = 0
+    # Due time of each record in seconds from the first record of all; empty if they have none.
+    due_s: Floats = np.zeros(0)
 
     @property
     def records(self) -> int:
@@ -107,9 +109,9 @@ class MadeBlock:
 
     def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
         """Yield the records by the partition of their key, in order."""
-        sizes = self.requests.value_bytes[start:end]
+        sizes, due_s = self.requests.value_bytes[start:end], self.due_s[start:end]
         if self.pool is None or self.requests.keys is None:
-            yield RecordColumns(self._values(sizes), size_bytes=int(sizes.sum()))
+            yield RecordColumns(self._values(sizes), size_bytes=int(sizes.sum()), due_s=due_s)
             return
         keys, partitions = self.pool.keys(self.requests.keys[start:end])
         order = np.argsort(partitions, kind="stable")
@@ -119,7 +121,8 @@ class MadeBlock:
         for first, last in pairwise(bounds):
             part, part_keys = values.slice(first, last - first), texts.slice(first, last - first)
             size_bytes = _data_bytes(part) + _data_bytes(part_keys)
-            yield RecordColumns(part, part_keys, partition=int(sorted_[first]), size_bytes=size_bytes)
+            due = due_s[order[first:last]]
+            yield RecordColumns(part, part_keys, partition=int(sorted_[first]), size_bytes=size_bytes, due_s=due)
 
     def _values(self, sizes: Ints) -> Any:
         """Return values of these lengths as consecutive slices of the content."""
@@ -170,6 +173,7 @@ class ReadBlock:
             keys if any(key is not None for key in keys) else None,
             headers if any(headers) else None,
             size_bytes=sum(record.size_bytes for record in part),
+            due_s=self.due_s[start:end],
         )
 
 

@@ -84,10 +84,11 @@ class TracedBlock:
         return self.block.due_s
 
     def columns(self, start: int, end: int) -> Iterator[RecordColumns]:
-        """Record the requests, and yield those of the whole block with its last ones."""
+        """Record the requests, and yield those of the whole block with its last ones, with which they are due."""
         self.recorder.record(self.block, start, end)
         if end == len(self.due_s):
-            yield from self.recorder.columns()
+            for part in self.recorder.columns():
+                yield part._replace(due_s=np.full(part.records, self.due_s[-1]))
 
 
 def traced_blocks(blocks: Iterable[MadeBlock], recorder: TraceRecorder) -> Iterator[TracedBlock]:
