@@ -51,7 +51,8 @@ def capture(keys: list[bytes]) -> None:
     """Record a get of each key at a sampled fraction of the keys."""
     buffer = TraceBuffer(KeySampler(b"secret", TABLE_ID, FRACTION), "users", TABLE_ID, 1)
     for number, key in enumerate(keys):
-        buffer.add(START_US + number, TableOperation.GET, RequestOutcome.HIT, key, 200, 90)
+        at_us = START_US + number
+        buffer.add(at_us, buffer.arrive(at_us), TableOperation.GET, RequestOutcome.HIT, key, 200, 90)
     buffer.drain()
 
 

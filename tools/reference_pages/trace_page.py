@@ -17,12 +17,14 @@ _RULES = """## Rules
 
 1. A block is refused as a whole if its version, its length, a reserved field, an operation or an outcome is not as
    above. A reader skips the record and counts it.
-2. Blocks of a server are in the order of its requests. `seen_requests` and `dropped_requests` count from the block
-   before and add up over blocks, so that requests of keys outside the sample are known in number.
+2. Requests of a server are in the order in which they ended, `time_us` and `gap_us` are of their arrival.
+   `seen_requests` and `dropped_requests` count from the block before and add up over blocks, so that requests of keys
+   outside the sample are known in number.
 3. All servers of a cluster use one `sample_threshold` for a table and one secret: a key that moves to another server
    keeps its hash and its place in the sample.
 4. A writer holds at most {most:,} sampled requests; while it cannot write, others are dropped and counted.
-5. A request for many keys is recorded once for each key, with the same time and latency and a gap of 0 after the first.
+5. A request for many keys is recorded once for each key, with the same time and latency. The gap is that of its first
+   key, sampled or not; the others have a gap of 0.
 6. A new operation or outcome gets a new version."""
 
 

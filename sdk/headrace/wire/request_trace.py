@@ -20,9 +20,9 @@ The record batch around a block has the checksum; `decode_block` still accepts a
 
     column              meaning; each begins at a multiple of 8, with zeros before it
     key_hash    uint64  keyed BLAKE2b of the key, 8 bytes; other servers of the cluster compute the same
-    time_us     uint32  time of the request after base_time_us
-    gap_us      uint32  time since the table's request before it at this server, sampled or not; at most 2^32 - 1,
-                        which also means unknown
+    time_us     uint32  arrival of the request after base_time_us
+    gap_us      uint32  time from the arrival of the table's request before it at this server, sampled or not, to its
+                        own; at most 2^32 - 1, which also means unknown
     latency_us  uint32  time until the answer, at most 2^32 - 1; 0 means not measured
     value_bytes uint32  size of the value that was written or returned; 0 without one
     key_bytes   uint16  size of the key, at most 65,535
@@ -268,26 +268,41 @@ class TraceBuffer:
         self._rows: list[tuple[int, int, int, int, int, int, int, int]] = []
         self._seen = 0
         self._dropped = 0
-        self._last_us: int | None = None
+        self._arrived_us: int | None = None
         self.overflowed = 0
         """Sampled requests that were dropped because the buffer was full, of all time."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
+    def arrive(self, at_us: int) -> int:
+        """Return the gap of a request that arrives now: since the one before it, microseconds.
+
+        Requests that are served at the same time end in another order than they arrive, so that only this one has gaps.
+
+        Args:
+            at_us: Time of the arrival, microseconds since 1970. After a clock that steps back the gap is 0.
+        """
+        last, self._arrived_us = self._arrived_us, at_us
+        if last is None or at_us - last > UNKNOWN_GAP_US:
+            return UNKNOWN_GAP_US
+        return at_us - last if at_us > last else 0
+
     def add(
         self,
         at_us: int,
+        gap_us: int,
         operation: TableOperation,
         outcome: RequestOutcome,
         key: bytes,
         value_bytes: int,
         latency_us: int,
     ) -> None:
-        """Record a request, if its key is sampled.
+        """Record a request on one key, if its key is sampled.
 
         Args:
-            at_us: Time of the request, microseconds since 1970.
+            at_us: Arrival of the request, microseconds since 1970.
+            gap_us: What `arrive` returned then; 0 for all keys of a request but the first.
             operation: What was requested.
             outcome: What became of it.
             key: The key, of which only size and hash are kept.
@@ -295,26 +310,23 @@ class TraceBuffer:
             latency_us: Time until the answer; 0 means not measured.
         """
         self._seen += 1
-        last, self._last_us = self._last_us, at_us
         if zlib.crc32(key) * _MIX & _MAX_UINT32 >= self._threshold:  # KeySampler.samples, without a call.
             return
         if len(self._rows) >= self._capacity:
             self._dropped += 1
             self.overflowed += 1
             return
-        gap = UNKNOWN_GAP_US if last is None else min(max(0, at_us - last), UNKNOWN_GAP_US)
         self._rows.append(
             (
-                *(self._sampler.key_hash(key), at_us, gap, min(latency_us, _MAX_UINT32), min(value_bytes, _MAX_UINT32)),
+                *(self._sampler.key_hash(key), at_us, gap_us),
+                *(min(latency_us, _MAX_UINT32), min(value_bytes, _MAX_UINT32)),
                 *(min(len(key), _MAX_UINT16), operation, outcome),
             )
         )
 
-    def skip(self, count: int, at_us: int) -> None:
-        """Count requests whose keys are not sampled, as `add` does; `at_us` is the time of the last one."""
-        if count:
-            self._seen += count
-            self._last_us = at_us
+    def skip(self, count: int) -> None:
+        """Count requests on keys that are not sampled, as `add` does."""
+        self._seen += count
 
     def note_lost(self, value: bytes) -> None:
         """Count what an earlier block had, which could not be written."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from headrace.partition import removed_rows
 from headrace.partition.removed_rows import RemovedRows
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.ids import BrokerId
-from headrace.wire.request_trace import KeySampler, RequestOutcome, TableOperation, TraceBlock, decode_block
+from headrace.wire.request_trace import (
+    UNKNOWN_GAP_US,
+    KeySampler,
+    RequestOutcome,
+    TableOperation,
+    TraceBlock,
+    decode_block,
+)
 from headrace.wire.table_keys import row_start
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime import table_trace
@@ -66,10 +75,10 @@ async def test_requests_become_blocks(traces: TableTraces, metrics: TableMetrics
     removed.note(row_start(b"gone"), RequestOutcome.MISS_EXPIRED)
     rows = [row(b"ada", b"12", b"345"), row(b"gone"), row(b"never"), row(b"other")]
     rows[3].version = 3  # It exists, without the columns that were asked for.
-    trace.note_gets([each.key for each in rows], rows, removed, AT_US, 90)
-    trace.note_scan([b"ada"], [row(b"ada", b"12345")], AT_US + 5, 40)
-    trace.note_write(TableCall.COMPARE_AND_PUT, b"ada", [b"123", None], AT_US + 7, 30, applied=False)
-    trace.note_write(TableCall.DELETE, b"bob", [None], AT_US + 9, 30, applied=True)
+    trace.note_gets([each.key for each in rows], rows, removed, trace.arrive(), 90)
+    trace.note_scan([b"ada"], [row(b"ada", b"12345")], (AT_US + 5, 5), 40)
+    trace.note_write(TableCall.COMPARE_AND_PUT, b"ada", [b"123", None], (AT_US + 7, 2), 30, applied=False)
+    trace.note_write(TableCall.DELETE, b"bob", [None], (AT_US + 9, 2), 30, applied=True)
     await traces.flush(topic)
     (block,) = topic.blocks
     get, scan, delete = TableOperation.GET, TableOperation.SCAN, TableOperation.DELETE
@@ -80,6 +89,7 @@ async def test_requests_become_blocks(traces: TableTraces, metrics: TableMetrics
     assert block.columns.value_bytes.tolist() == [5, 0, 0, 0, 5, 3, 0]
     assert block.columns.key_bytes.tolist() == [3, 4, 5, 5, 3, 3, 3]
     assert block.columns.latency_us.tolist() == [90] * 4 + [40, 30, 30]
+    assert block.columns.gap_us.tolist() == [UNKNOWN_GAP_US, 0, 0, 0, 5, 2, 2]
     assert (block.table, block.server_id, block.seen_requests) == ("users", 4, 7)
     assert (metrics.trace_requests.value, metrics.trace_dropped.value) == (7, 0)
 
@@ -89,9 +99,9 @@ async def test_keys_are_sampled(traces: TableTraces) -> None:
     trace, topic = traces.acquire("users", TABLE_ID, 0.1), Topic()
     keys = [b"user-%d" % number for number in range(1_000)]
     for _ in range(2):
-        trace.note_gets(keys, [row(key, b"1") for key in keys], None, AT_US, 1)
+        trace.note_gets(keys, [row(key, b"1") for key in keys], None, trace.arrive(), 1)
     for key in keys:
-        trace.note_write(TableCall.PUT, key, [b"1"], AT_US, 1, applied=True)
+        trace.note_write(TableCall.PUT, key, [b"1"], trace.arrive(), 1, applied=True)
     await traces.flush(topic)
     (block,) = topic.blocks
     sampler = KeySampler(SECRET, TABLE_ID, 0.1)
@@ -101,13 +111,30 @@ async def test_keys_are_sampled(traces: TableTraces) -> None:
     assert block.seen_requests == 3_000
 
 
+@pytest.mark.parametrize("is_scan", [False, True])
+async def test_gaps_of_many_keys_are_those_of_requests(traces: TableTraces, is_scan: bool) -> None:
+    """A request on 100 keys every millisecond, of which one in ten is sampled: a mean gap of a hundredth."""
+    trace, topic, chance = traces.acquire("users", TABLE_ID, 0.1), Topic(), random.Random(1)
+    for number in range(400):
+        keys = [b"%d" % chance.randrange(1_000_000) for _ in range(100)]
+        rows, arrival = [row(key, b"1") for key in keys], (AT_US + 1_000 * number, 1_000)
+        if is_scan:
+            trace.note_scan(keys, rows, arrival, 50)
+        else:
+            trace.note_gets(keys, rows, None, arrival, 50)
+    await traces.flush(topic)
+    gaps = np.concatenate([block.columns.gap_us for block in topic.blocks])
+    assert set(gaps.tolist()) == {0, 1_000}
+    assert gaps.mean() == pytest.approx(10, rel=0.3)
+
+
 async def test_few_requests_are_written_together(traces: TableTraces, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write costs as much as thousands of samples: it waits, unless much has come that must not be dropped."""
     monkeypatch.setattr(table_trace, "MANY_REQUESTS", 3)
     trace, topic = traces.acquire("users", TABLE_ID, 1.0), Topic()
-    for number in range(3):
+    for _ in range(3):
         assert not traces.is_due(table_trace.LOOK_SECONDS)
-        trace.note_gets([b"k"], [row(b"k", b"v")], None, AT_US + number, 100)
+        trace.note_gets([b"k"], [row(b"k", b"v")], None, trace.arrive(), 100)
     assert traces.is_due(table_trace.LOOK_SECONDS)
     await traces.flush(topic)
     assert not traces.is_due(table_trace.LOOK_SECONDS)
@@ -123,13 +150,13 @@ async def test_what_is_not_written_is_dropped_and_counted(
     trace, topic = traces.acquire("users", TABLE_ID, 1.0), Topic()
     topic.is_away = True
     for _ in range(30):
-        trace.note_gets([b"ada"] * 5, [row(b"ada", b"1")] * 5, None, AT_US, 1)
+        trace.note_gets([b"ada"] * 5, [row(b"ada", b"1")] * 5, None, trace.arrive(), 1)
         with pytest.raises(NotWrittenError):
             await traces.flush(topic)
     assert traces._pending_bytes <= 1_000
     topic.is_away = False
     await traces.flush(topic)
-    trace.note_gets([b"ada"], [row(b"ada", b"1")], None, AT_US, 1)
+    trace.note_gets([b"ada"], [row(b"ada", b"1")], None, trace.arrive(), 1)
     await traces.flush(topic)
     written, dropped = (
         sum(block.requests for block in topic.blocks),
@@ -147,7 +174,7 @@ async def test_another_fraction_is_another_trace(traces: TableTraces) -> None:
     assert traces.acquire("users", TABLE_ID, 1.0) is old
     new = traces.acquire("users", TABLE_ID, 0.5)
     traces.release(old)
-    old.note_gets([b"ada"], [row(b"ada", b"1")], None, AT_US, 1)
+    old.note_gets([b"ada"], [row(b"ada", b"1")], None, old.arrive(), 1)
     traces.release(old)
     assert list(traces._traces.values()) == [new]
     await traces.flush(topic)

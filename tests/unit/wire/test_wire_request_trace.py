@@ -28,6 +28,19 @@ SECRET = b"of a test"
 NOW_US = 1_700_000_000_000_000
 
 
+def note(
+    buffer: TraceBuffer,
+    at_us: int,
+    operation: TableOperation,
+    outcome: RequestOutcome,
+    key: bytes,
+    value_bytes: int = 1,
+    latency_us: int = 1,
+) -> None:
+    """Record a request that ends as it arrives."""
+    buffer.add(at_us, buffer.arrive(at_us), operation, outcome, key, value_bytes, latency_us)
+
+
 def block_of(count: int, seed: int = 1, table: str = "users") -> TraceBlock:
     chance = np.random.default_rng(seed)
     columns = [chance.integers(0, np.iinfo(dtype).max, count, dtype, endpoint=True) for dtype in COLUMNS.values()]
@@ -129,7 +142,7 @@ def test_a_key_is_sampled_with_all_its_requests() -> None:
     keys = [b"user-%d" % number for number in range(2_000)]
     for turn in range(3):
         for number, key in enumerate(keys):
-            buffer.add(NOW_US + turn * 9_000 + number, TableOperation.GET, RequestOutcome.HIT, key, 5, 1)
+            note(buffer, NOW_US + turn * 9_000 + number, TableOperation.GET, RequestOutcome.HIT, key, 5, 1)
     (value,) = buffer.drain()
     block = decode_block(value)
     hashes, counts = np.unique(block.columns.key_hash, return_counts=True)
@@ -165,7 +178,7 @@ def test_hashes_are_keyed() -> None:
 def test_no_block_has_a_key() -> None:
     """The bytes of a key are in no block."""
     buffer = buffer_of(1.0)
-    buffer.add(NOW_US, TableOperation.PUT, RequestOutcome.DONE, b"a person's name", 10, 1)
+    note(buffer, NOW_US, TableOperation.PUT, RequestOutcome.DONE, b"a person's name", 10, 1)
     (value,) = buffer.drain()
     assert b"person" not in value
 
@@ -177,28 +190,41 @@ def test_gaps_count_every_request() -> None:
     outside = next(key for key in (b"k%d" % n for n in range(99)) if not sampler.samples(key))
     buffer = TraceBuffer(sampler, "users", TABLE_ID, 4)
     for at_us, key in ((0, inside), (50, outside), (57, inside), (40, inside)):
-        buffer.add(NOW_US + at_us, TableOperation.GET, RequestOutcome.MISS, key, 0, 1)
+        note(buffer, NOW_US + at_us, TableOperation.GET, RequestOutcome.MISS, key, 0, 1)
     columns = decode_block(buffer.drain()[0]).columns
     assert columns.gap_us.tolist() == [UNKNOWN_GAP_US, 7, 0]
     assert columns.time_us.tolist() == [0, 57, 40]
+
+
+def test_gaps_are_between_arrivals() -> None:
+    """Requests that end in another order: a put that takes 5 ms, and meanwhile a get every 100 us. No gap is longer."""
+    buffer = buffer_of(1.0)
+    put_gap = buffer.arrive(NOW_US)
+    for at_us in range(100, 5_001, 100):
+        note(buffer, NOW_US + at_us, TableOperation.GET, RequestOutcome.HIT, b"k")
+    buffer.add(NOW_US, put_gap, TableOperation.PUT, RequestOutcome.DONE, b"k", 1, 5_000)
+    note(buffer, NOW_US + 5_100, TableOperation.GET, RequestOutcome.HIT, b"k")
+    columns = decode_block(buffer.drain()[0]).columns
+    assert columns.gap_us.tolist() == [100] * 50 + [UNKNOWN_GAP_US, 100]
+    assert columns.time_us.tolist() == [*range(100, 5_001, 100), 0, 5_100]
 
 
 def test_memory_is_bounded() -> None:
     """Beyond the capacity requests are dropped and counted; the next block begins again."""
     buffer = buffer_of(1.0, capacity=10)
     for number in range(15):
-        buffer.add(NOW_US + number, TableOperation.PUT, RequestOutcome.DONE, b"k%d" % number, 1, 1)
+        note(buffer, NOW_US + number, TableOperation.PUT, RequestOutcome.DONE, b"k%d" % number, 1, 1)
     block = decode_block(buffer.drain()[0])
     assert (block.requests, block.seen_requests, block.dropped_requests) == (10, 15, 5)
     assert buffer.drain() == []
-    buffer.add(NOW_US, TableOperation.PUT, RequestOutcome.DONE, b"k", 1, 1)
+    note(buffer, NOW_US, TableOperation.PUT, RequestOutcome.DONE, b"k", 1, 1)
     assert decode_block(buffer.drain()[0]).dropped_requests == 0
 
 
 def test_large_numbers_are_capped() -> None:
     """What a column cannot hold is its maximum, and does not spoil the block."""
     buffer = buffer_of(1.0)
-    buffer.add(NOW_US, TableOperation.PUT, RequestOutcome.DONE, bytes(70_000), 2**40, 2**40)
+    note(buffer, NOW_US, TableOperation.PUT, RequestOutcome.DONE, bytes(70_000), 2**40, 2**40)
     columns = decode_block(buffer.drain()[0]).columns
     assert (columns.key_bytes[0], columns.value_bytes[0], columns.latency_us[0]) == (65_535, 2**32 - 1, 2**32 - 1)
 
@@ -208,7 +234,7 @@ def test_a_clock_that_jumps_begins_a_block() -> None:
     buffer = buffer_of(1.0)
     jumps = [0, 5, 4_000_000_000, 4_000_000_001, -4_000_000_000]
     for jump in jumps:
-        buffer.add(NOW_US + jump, TableOperation.GET, RequestOutcome.HIT, b"k", 1, 1)
+        note(buffer, NOW_US + jump, TableOperation.GET, RequestOutcome.HIT, b"k", 1, 1)
     blocks = [decode_block(value) for value in buffer.drain()]
     times = [block.base_time_us + int(after) - NOW_US for block in blocks for after in block.columns.time_us]
     assert times == jumps
@@ -218,20 +244,19 @@ def test_a_clock_that_jumps_begins_a_block() -> None:
 
 
 def test_skipped_and_lost_requests_are_counted():
-    """Keys outside the sample count as seen, and end a gap; what a lost block had counts as seen and dropped."""
+    """Keys outside the sample count as seen; what a lost block had counts as seen and dropped."""
     sampler = KeySampler(SECRET, TABLE_ID, 0.5)
     keys = [b"%d" % number for number in range(100)]
     places = sampler.positions(keys)
     assert places == [place for place, key in enumerate(keys) if sampler.samples(key)]
     buffer = TraceBuffer(sampler, "users", TABLE_ID, 4, 1)
     for _ in range(3):
-        buffer.add(900, TableOperation.GET, RequestOutcome.HIT, keys[places[0]], 1, 1)
+        note(buffer, 900, TableOperation.GET, RequestOutcome.HIT, keys[places[0]])
     assert buffer.overflowed == 2
     (lost,) = buffer.drain()
     buffer.note_lost(lost)
-    buffer.skip(5, 1_000)
-    buffer.skip(0, 1_500)
-    buffer.add(1_010, TableOperation.GET, RequestOutcome.HIT, keys[places[0]], 1, 1)
+    buffer.skip(5)
+    note(buffer, 910, TableOperation.GET, RequestOutcome.HIT, keys[places[0]])
     (value,) = buffer.drain()
     block = decode_block(value)
     assert requests_in(value) == block.requests == 1

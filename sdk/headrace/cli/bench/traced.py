@@ -57,12 +57,12 @@ class TraceRecorder:
         without_value = (outcomes == RequestOutcome.MISS) | (operations == TableOperation.DELETE)
         sizes = np.where(without_value, 0, block.requests.value_bytes[start:end])
         at_us = self._start_us + (block.requests.due_s[start:end] * 1e6).astype(np.int64)
-        add = self._buffer.add
+        add, arrive = self._buffer.add, self._buffer.arrive
         rows = zip(
             at_us.tolist(), operations.tolist(), outcomes.tolist(), keys.to_pylist(), sizes.tolist(), strict=True
         )
         for at, operation, outcome, key, size in rows:
-            add(at, operation, outcome, key, size, 0)
+            add(at, arrive(at), operation, outcome, key, size, 0)
 
     def columns(self) -> Iterator[RecordColumns]:
         """Yield what was recorded since the last call, as values of records."""

@@ -42,6 +42,7 @@ from headrace_broker.rpc.topics import find_topic
 from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.table import PartitionTable
+from headrace_broker.runtime.table_trace import Arrival
 from headrace_broker.runtime.table_writes import TableWrites
 from headrace_broker.table_metrics import TableCall
 
@@ -132,7 +133,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         caller.charge(Use.PRODUCE, request.ByteSize())
         write = read_row_write(request, partition.config.table_ttl_ms, self._context.now_ms())
         caller.check_producer(write.producer[0])
-        started = time.perf_counter()
+        started, arrival = time.perf_counter(), _arrival_at(table)
         try:
             written = await TableWrites(partition, table).write(write, seconds)
         except HeadraceError as error:
@@ -143,9 +144,9 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             self._broker.check_lease(Outcome.NOT_APPLIED, is_linearizable=True)
         call = _call_of(write)
         latency_us = self._note(call, int(written.applied), started)
-        if table.trace is not None and self._context.traces is not None:
-            at_us = self._context.traces.now_us() - latency_us
-            table.trace.note_write(call, write.row, write.columns.values(), at_us, latency_us, applied=written.applied)
+        if table.trace is not None and arrival is not None:
+            values = write.columns.values()
+            table.trace.note_write(call, write.row, values, arrival, latency_us, applied=written.applied)
         self._metrics.conflicts.inc(not written.applied)
         await caller.hold(Use.PRODUCE, seconds / 2)
         return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)
@@ -190,12 +191,14 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 partition, table = self._find(asked.table, asked.partition, Operation.READ)
                 _check_replica(partition, asked.consistency)
             self._check_in_sync(partition)
-            started, seconds = time.perf_counter(), deadline - loop.time()
+            started, arrival, seconds = time.perf_counter(), _arrival_at(table), deadline - loop.time()
             state, as_of_offset = await table.read_state(seconds)
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
         is_from_leader = asked.consistency != tables_pb2.CONSISTENCY_REPLICA
-        return _Reading(partition, table, started, seconds, state, as_of_offset, is_from_leader)
+        read = _Reading(partition, table, started, seconds, state, as_of_offset, is_from_leader)
+        read.arrival = arrival
+        return read
 
     def _check_in_sync(self, partition: Partition) -> None:
         """Check that the replica here is in sync, as its key and the last answer of its leader say.
@@ -246,12 +249,11 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     ) -> ResponseT:
         self._broker.check_lease(Outcome.NOT_APPLIED, is_linearizable=read.is_from_leader)
         latency_us, trace = self._note(call, len(read.answer.keys), read.started), read.table.trace
-        if trace is not None and self._context.traces is not None:
-            at_us = self._context.traces.now_us() - latency_us
+        if trace is not None and read.arrival is not None:
             if call is TableCall.GET:
-                trace.note_gets(read.answer.keys, rows, read.table.removed, at_us, latency_us)
+                trace.note_gets(read.answer.keys, rows, read.table.removed, read.arrival, latency_us)
             else:
-                trace.note_scan(read.answer.keys, rows, at_us, latency_us)
+                trace.note_scan(read.answer.keys, rows, read.arrival, latency_us)
         access().charge(Use.FETCH, read.answer.size_bytes)
         read.partition.meter.note_read(read.answer.size_bytes)
         return response
@@ -275,6 +277,11 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 "cleanup_policy=compact --config table=yes`.",
             )
         return partition, partition.table
+
+
+def _arrival_at(table: PartitionTable) -> Arrival | None:
+    """Return the arrival of a request that begins now; `None` without a trace."""
+    return None if table.trace is None else table.trace.arrive()
 
 
 def _call_of(write: RowWrite) -> TableCall:
@@ -315,6 +322,8 @@ class _Reading:
         self.state = state
         self.as_of_offset = as_of_offset
         self.answer = RowsAnswer()
+        self.arrival: Arrival | None = None
+        """Of a request that the table's trace records."""
 
     async def add_rows(self, keys: Iterable[bytes], wanted: WantedColumns, rows: Any) -> None:
         """Add rows to a response until it is full; other calls run after each `COLUMNS_AT_ONCE` columns."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import structlog
 from headrace.partition.removed_rows import RemovedRows
@@ -55,57 +55,78 @@ class RecordWriter(Protocol):
         """Write records; raise NotWrittenError."""
 
 
+Arrival: TypeAlias = tuple[int, int]
+"""Time of a request's arrival, microseconds since 1970, and its gap, which is that of its first key."""
+
+
 class RequestTrace:
     """Trace of one table at this broker, of all its partitions."""
 
-    def __init__(self, buffer: TraceBuffer, sampler: KeySampler, key: tuple[bytes, float]) -> None:
-        """`key` is the table and its sampled fraction."""
+    def __init__(
+        self, buffer: TraceBuffer, sampler: KeySampler, key: tuple[bytes, float], now_us: Callable[[], int]
+    ) -> None:
+        """`key` is the table and its sampled fraction; `now_us` the wall clock in microseconds since 1970."""
         self.buffer = buffer
         self.sampler = sampler
+        self._now_us = now_us
         self.key = key
         self.overflowed = 0
         """`overflowed` of the buffer at its last block."""
         self.users = 0
         """Partitions that note requests here."""
 
+    def arrive(self) -> Arrival:
+        """Return the arrival of a request: now."""
+        at_us = self._now_us()
+        return at_us, self.buffer.arrive(at_us)
+
     def note_gets(
         self,
         keys: Sequence[bytes],
         rows: Sequence[tables_pb2.TableRow],
         removed: RemovedRows | None,
-        at_us: int,
+        arrival: Arrival,
         latency_us: int,
     ) -> None:
         """Note rows that were read by their keys, which are `keys`."""
-        sampled = self.sampler.positions(keys)
+        sampled, (at_us, gap_us) = self.sampler.positions(keys), arrival
         for place in sampled:
-            row = rows[place]
+            row, gap = rows[place], 0 if place else gap_us
             outcome = RequestOutcome.HIT if row.columns else RequestOutcome.MISS
             if removed is not None and row.version == ABSENT:
                 outcome = removed.outcome_of(row.key)
-            self.buffer.add(at_us, TableOperation.GET, outcome, row.key, _value_bytes(row), latency_us)
-        self.buffer.skip(len(keys) - len(sampled), at_us)
+            self.buffer.add(at_us, gap, TableOperation.GET, outcome, row.key, _value_bytes(row), latency_us)
+        self.buffer.skip(len(keys) - len(sampled))
 
     def note_scan(
-        self, keys: Sequence[bytes], rows: Sequence[tables_pb2.TableRow], at_us: int, latency_us: int
+        self, keys: Sequence[bytes], rows: Sequence[tables_pb2.TableRow], arrival: Arrival, latency_us: int
     ) -> None:
         """Note the rows of a page of a scan, whose keys are `keys`."""
-        sampled = self.sampler.positions(keys)
+        sampled, (at_us, gap_us) = self.sampler.positions(keys), arrival
         for place in sampled:
-            row = rows[place]
-            self.buffer.add(at_us, TableOperation.SCAN, RequestOutcome.DONE, row.key, _value_bytes(row), latency_us)
-        self.buffer.skip(len(keys) - len(sampled), at_us)
+            row, gap = rows[place], 0 if place else gap_us
+            self.buffer.add(
+                at_us, gap, TableOperation.SCAN, RequestOutcome.DONE, row.key, _value_bytes(row), latency_us
+            )
+        self.buffer.skip(len(keys) - len(sampled))
 
     def note_write(
-        self, call: TableCall, key: bytes, values: Iterable[bytes | None], at_us: int, latency_us: int, *, applied: bool
+        self,
+        call: TableCall,
+        key: bytes,
+        values: Iterable[bytes | None],
+        arrival: Arrival,
+        latency_us: int,
+        *,
+        applied: bool,
     ) -> None:
         """Note the write of a row."""
         if not self.sampler.samples(key):
-            self.buffer.skip(1, at_us)
+            self.buffer.skip(1)
             return
         size_bytes = sum(len(value) for value in values if value is not None)
         outcome = RequestOutcome.DONE if applied else RequestOutcome.CONFLICT
-        self.buffer.add(at_us, _OPERATIONS[call], outcome, key, size_bytes, latency_us)
+        self.buffer.add(*arrival, _OPERATIONS[call], outcome, key, size_bytes, latency_us)
 
 
 class _Block(NamedTuple):
@@ -121,7 +142,7 @@ class TableTraces:
         self._secret = secret
         self._broker_id = broker_id
         self._metrics = metrics
-        self.now_us = now_us
+        self._now_us = now_us
         self._traces: dict[tuple[bytes, float], RequestTrace] = {}
         self._pending: deque[_Block] = deque()
         self._pending_bytes = 0
@@ -133,7 +154,7 @@ class TableTraces:
         if found is None:
             sampler = KeySampler(self._secret, table_id, fraction)
             found = self._traces[key] = RequestTrace(
-                TraceBuffer(sampler, table, table_id, self._broker_id), sampler, key
+                TraceBuffer(sampler, table, table_id, self._broker_id), sampler, key, self._now_us
             )
         found.users += 1
         return found
@@ -195,7 +216,7 @@ class TableTraces:
         while self._pending and size_bytes + len(self._pending[0].value) <= MAX_WRITE_BYTES:
             blocks.append(self._pending.popleft())
             size_bytes += len(blocks[-1].value)
-        time_ms = self.now_us() // 1000
+        time_ms = self._now_us() // 1000
         try:
             await writer.write([topics_pb2.Record(value=block.value, timestamp_ms=time_ms) for block in blocks])
         except NotWrittenError:
