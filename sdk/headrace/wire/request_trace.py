@@ -27,8 +27,9 @@ The record batch around a block has the checksum; `decode_block` still accepts a
     value_bytes uint32  size of the value that was written or returned; 0 without one
     key_bytes   uint16  size of the key, at most 65,535
     operation   uint8   1 get, 2 put, 3 delete, 4 scan, 5 compare_and_put
-    outcome     uint8   0 done, 1 hit, 2 miss of an unknown cause, 3 miss: never written, 4 miss: deleted,
-                        5 miss: expired, 6 conflict: the version of a compare_and_put was not the newest
+    outcome     uint8   0 done, 1 hit: the row exists, if without the columns that were asked for, 2 miss of an
+                        unknown cause, 3 miss: never written, 4 miss: deleted, 5 miss: expired, 6 conflict: the version
+                        of a compare_and_put was not the newest
 
 **Keys are sampled, not requests**: either every request of a key is in the trace or none. So the popularity of a
 sampled key, its reuse periods and the causes of its misses are exact; numbers of keys and reuse distances scale by the

@@ -83,9 +83,9 @@ async def test_requests_become_blocks(traces: TableTraces, metrics: TableMetrics
     (block,) = topic.blocks
     get, scan, delete = TableOperation.GET, TableOperation.SCAN, TableOperation.DELETE
     assert block.columns.operation.tolist() == [get] * 4 + [scan, TableOperation.COMPARE_AND_PUT, delete]
-    hit, done, miss = RequestOutcome.HIT, RequestOutcome.DONE, RequestOutcome.MISS
+    hit, done = RequestOutcome.HIT, RequestOutcome.DONE
     expired, never = RequestOutcome.MISS_EXPIRED, RequestOutcome.MISS_NEVER_WRITTEN
-    assert block.columns.outcome.tolist() == [hit, expired, never, miss, done, RequestOutcome.CONFLICT, done]
+    assert block.columns.outcome.tolist() == [hit, expired, never, hit, done, RequestOutcome.CONFLICT, done]
     assert block.columns.value_bytes.tolist() == [5, 0, 0, 0, 5, 3, 0]
     assert block.columns.key_bytes.tolist() == [3, 4, 5, 5, 3, 3, 3]
     assert block.columns.latency_us.tolist() == [90] * 4 + [40, 30, 30]

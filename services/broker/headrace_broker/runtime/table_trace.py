@@ -92,9 +92,9 @@ class RequestTrace:
         sampled, (at_us, gap_us) = self.sampler.positions(keys), arrival
         for place in sampled:
             row, gap = rows[place], 0 if place else gap_us
-            outcome = RequestOutcome.HIT if row.columns else RequestOutcome.MISS
-            if removed is not None and row.version == ABSENT:
-                outcome = removed.outcome_of(row.key)
+            outcome = RequestOutcome.HIT
+            if row.version == ABSENT:
+                outcome = RequestOutcome.MISS if removed is None else removed.outcome_of(row.key)
             self.buffer.add(at_us, gap, TableOperation.GET, outcome, row.key, _value_bytes(row), latency_us)
         self.buffer.skip(len(keys) - len(sampled))
 
