@@ -26,7 +26,8 @@ The record batch around a block has the checksum; `decode_block` still accepts a
     latency_us  uint32  time until the answer, at most 2^32 - 1; 0 means not measured
     value_bytes uint32  size of the value that was written or returned; 0 without one
     key_bytes   uint16  size of the key, at most 65,535
-    operation   uint8   1 get, 2 put, 3 delete, 4 scan, 5 compare_and_put
+    operation   uint8   1 get, 2 put, also of a row whose columns it deletes, 3 delete of a row, 4 scan,
+                        5 compare_and_put, also a delete with a version that was refused
     outcome     uint8   0 done, 1 hit: the row exists, if without the columns that were asked for, 2 miss of an
                         unknown cause, 3 miss: never written, 4 miss: deleted, 5 miss: expired, 6 conflict: the version
                         of a compare_and_put was not the newest

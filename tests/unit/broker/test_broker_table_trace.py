@@ -26,7 +26,7 @@ from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.runtime import table_trace
 from headrace_broker.runtime.table_trace import TableTraces
 from headrace_broker.runtime.table_writes import TableWrites
-from headrace_broker.table_metrics import TableCall, TableMetrics
+from headrace_broker.table_metrics import TableMetrics
 from headrace_server.internal_topic_writer import NotWrittenError
 from prometheus_client import CollectorRegistry
 
@@ -77,8 +77,8 @@ async def test_requests_become_blocks(traces: TableTraces, metrics: TableMetrics
     rows[3].version = 3  # It exists, without the columns that were asked for.
     trace.note_gets([each.key for each in rows], rows, removed, trace.arrive(), 90)
     trace.note_scan([b"ada"], [row(b"ada", b"12345")], (AT_US + 5, 5), 40)
-    trace.note_write(TableCall.COMPARE_AND_PUT, b"ada", [b"123", None], (AT_US + 7, 2), 30, applied=False)
-    trace.note_write(TableCall.DELETE, b"bob", [None], (AT_US + 9, 2), 30, applied=True)
+    trace.note_write(write(b"ada", {b"c": b"123", b"d": None}, if_version=1), (AT_US + 7, 2), 30, applied=False)
+    trace.note_write(write(b"bob"), (AT_US + 9, 2), 30, applied=True)
     await traces.flush(topic)
     (block,) = topic.blocks
     get, scan, delete = TableOperation.GET, TableOperation.SCAN, TableOperation.DELETE
@@ -101,7 +101,7 @@ async def test_keys_are_sampled(traces: TableTraces) -> None:
     for _ in range(2):
         trace.note_gets(keys, [row(key, b"1") for key in keys], None, trace.arrive(), 1)
     for key in keys:
-        trace.note_write(TableCall.PUT, key, [b"1"], trace.arrive(), 1, applied=True)
+        trace.note_write(write(key, {b"c": b"1"}), trace.arrive(), 1, applied=True)
     await traces.flush(topic)
     (block,) = topic.blocks
     sampler = KeySampler(SECRET, TABLE_ID, 0.1)
@@ -109,6 +109,27 @@ async def test_keys_are_sampled(traces: TableTraces) -> None:
     assert 50 < len(sampled) < 150
     assert block.columns.key_hash.tolist() == sampled * 3
     assert block.seen_requests == 3_000
+
+
+async def test_a_delete_is_of_a_row(traces: TableTraces) -> None:
+    """A row whose columns are deleted stays; a condition that holds makes no other operation of a delete."""
+    trace, topic = traces.acquire("users", TABLE_ID, 1.0), Topic()
+    writes = [
+        (write(b"ada", {b"c": None}), True),
+        (write(b"ada", {b"c": None}, if_version=3), True),
+        (write(b"ada", if_version=3), False),
+        (write(b"ada", if_version=3), True),
+        (write(b"ada"), True),
+    ]
+    for each, applied in writes:
+        trace.note_write(each, trace.arrive(), 1, applied=applied)
+    await traces.flush(topic)
+    (block,) = topic.blocks
+    put, delete, compare = TableOperation.PUT, TableOperation.DELETE, TableOperation.COMPARE_AND_PUT
+    assert block.columns.operation.tolist() == [put, compare, compare, delete, delete]
+    done, conflict = RequestOutcome.DONE, RequestOutcome.CONFLICT
+    assert block.columns.outcome.tolist() == [done, done, conflict, done, done]
+    assert not block.columns.value_bytes.any()
 
 
 @pytest.mark.parametrize("is_scan", [False, True])

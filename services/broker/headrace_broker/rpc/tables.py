@@ -142,11 +142,9 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             self._broker.check_lease(Outcome.UNKNOWN)
         else:  # No follower has confirmed the row by which it was decided, as for a read (I31).
             self._broker.check_lease(Outcome.NOT_APPLIED, is_linearizable=True)
-        call = _call_of(write)
-        latency_us = self._note(call, int(written.applied), started)
+        latency_us = self._note(_call_of(write), int(written.applied), started)
         if table.trace is not None and arrival is not None:
-            values = write.columns.values()
-            table.trace.note_write(call, write.row, values, arrival, latency_us, applied=written.applied)
+            table.trace.note_write(write, arrival, latency_us, applied=written.applied)
         self._metrics.conflicts.inc(not written.applied)
         await caller.hold(Use.PRODUCE, seconds / 2)
         return tables_pb2.WriteRowResponse(applied=written.applied, version=written.version, records=written.records)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import structlog
 from headrace.partition.removed_rows import RemovedRows
+from headrace.partition.row_writes import RowWrite
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.ids import BrokerId
 from headrace.wire.request_trace import (
@@ -27,7 +28,7 @@ from headrace.wire.request_trace import (
 from headrace.wire.table_keys import ABSENT
 from headrace_server.internal_topic_writer import NotWrittenError
 
-from headrace_broker.table_metrics import TableCall, TableMetrics
+from headrace_broker.table_metrics import TableMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -41,11 +42,6 @@ MAX_PENDING_BYTES = 4 << 20
 """Bytes of blocks that wait to be written; older ones are dropped."""
 MAX_WRITE_BYTES = 512 << 10
 """Bytes of blocks in one write, which must fit into a batch."""
-_OPERATIONS = {
-    TableCall.PUT: TableOperation.PUT,
-    TableCall.DELETE: TableOperation.DELETE,
-    TableCall.COMPARE_AND_PUT: TableOperation.COMPARE_AND_PUT,
-}
 
 
 class RecordWriter(Protocol):
@@ -110,23 +106,14 @@ class RequestTrace:
             )
         self.buffer.skip(len(keys) - len(sampled))
 
-    def note_write(
-        self,
-        call: TableCall,
-        key: bytes,
-        values: Iterable[bytes | None],
-        arrival: Arrival,
-        latency_us: int,
-        *,
-        applied: bool,
-    ) -> None:
+    def note_write(self, write: RowWrite, arrival: Arrival, latency_us: int, *, applied: bool) -> None:
         """Note the write of a row."""
-        if not self.sampler.samples(key):
+        if not self.sampler.samples(write.row):
             self.buffer.skip(1)
             return
-        size_bytes = sum(len(value) for value in values if value is not None)
+        size_bytes = sum(len(value) for value in write.columns.values() if value is not None)
         outcome = RequestOutcome.DONE if applied else RequestOutcome.CONFLICT
-        self.buffer.add(*arrival, _OPERATIONS[call], outcome, key, size_bytes, latency_us)
+        self.buffer.add(*arrival, _operation_of(write, applied=applied), outcome, write.row, size_bytes, latency_us)
 
 
 class _Block(NamedTuple):
@@ -224,6 +211,12 @@ class TableTraces:
             raise
         self._pending_bytes -= size_bytes
         self._metrics.trace_requests.inc(sum(requests_in(block.value) for block in blocks))
+
+
+def _operation_of(write: RowWrite, *, applied: bool) -> TableOperation:
+    if write.deletes_row and applied:
+        return TableOperation.DELETE
+    return TableOperation.PUT if write.if_version is None else TableOperation.COMPARE_AND_PUT
 
 
 def _value_bytes(row: tables_pb2.TableRow) -> int:
