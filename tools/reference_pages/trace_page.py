@@ -22,7 +22,9 @@ _RULES = """## Rules
    outside the sample are known in number.
 3. All servers of a cluster use one `sample_threshold` for a table and one secret: a key that moves to another server
    keeps its hash and its place in the sample.
-4. A writer holds at most {most:,} sampled requests; while it cannot write, others are dropped and counted.
+4. A writer holds at most {most:,} sampled requests; while it cannot write, others are dropped and counted. At a stop it
+   writes what it has; what a server had that crashes is lost, up to ten seconds of requests. A block has at least one
+   request: `seen_requests` of a server that samples none of its keys are in no block.
 5. A request for many keys is recorded once for each key, with the same time and latency. The gap is that of its first
    key, sampled or not; the others have a gap of 0.
 6. A new operation or outcome gets a new version."""

@@ -37,6 +37,7 @@ from headrace_server.health import HealthCause
 from headrace_server.identity.gate import IdentityGate
 from headrace_server.identity.session_service import SERVICE_NAME as SESSION_SERVICE_NAME
 from headrace_server.identity.session_service import SessionServicer
+from headrace_server.internal_topic_writer import InternalTopicWriter
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.lifecycle import StopRequest
 from headrace_server.metadata_view import ClusterView
@@ -192,6 +193,8 @@ class _Parts:
     replication: Replication
     replica_manager: ReplicaManager
     service: BrokerService
+    traces: TableTraces
+    trace_writer: InternalTopicWriter
 
 
 class BrokerServer:
@@ -312,8 +315,11 @@ class BrokerServer:
         process.add_process_service(
             self._listeners.clients, partial(describe_disk, replica_manager, directory, context)
         )
+        assert context.traces is not None
         return _Parts(
-            source, view, clocks, context, live, membership, failure_detector, replication, replica_manager, service
+            *(source, view, clocks, context, live, membership, failure_detector, replication, replica_manager, service),
+            context.traces,
+            process.make_topic_writer(TRACE_TOPIC, CLIENT_ID, self._gate, view),
         )
 
     def _make_context(self, clocks: ClockExchange, tasks: asyncio.TaskGroup) -> PartitionContext:
@@ -416,8 +422,6 @@ class BrokerServer:
             starting.cancel()
             return []
         membership.watch_own_key(parts.view)
-        traces = parts.context.traces
-        assert traces is not None
         follows_identity = (
             ()
             if self._identity_source is None
@@ -445,7 +449,7 @@ class BrokerServer:
                 compact(replica_manager, parts.context),
                 keep_tables_up(parts.context),
                 scrub(replica_manager, parts.context),
-                traces.run(self._process.make_topic_writer(TRACE_TOPIC, CLIENT_ID, self._gate, parts.view)),
+                parts.traces.run(parts.trace_writer),
             )
         ]
         self._announce()
@@ -475,6 +479,7 @@ class BrokerServer:
         self._health.hold(HealthCause.STOPPING)
         replica_manager, membership = parts.replica_manager, parts.membership
         given_away = await membership.give_leaderships_away(replica_manager)
+        await parts.traces.flush_at_stop(parts.trace_writer)
         parts.service.begin_stop()
         if not given_away:
             await membership.give_the_last_away(replica_manager)
@@ -485,6 +490,7 @@ class BrokerServer:
         if background:
             await asyncio.wait(background)
         self._clean = await replica_manager.close()
+        parts.traces.end()
         with suppress(TimeoutError):  # Makes every earlier copy of the directory recognizable (H16).
             async with asyncio.timeout(LAST_VERSION_SECONDS):
                 await membership.registration.announce_version()

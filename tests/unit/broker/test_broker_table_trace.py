@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -187,6 +188,47 @@ async def test_what_is_not_written_is_dropped_and_counted(
     assert 0 < written < 30
     assert topic.writes > 1
     assert (metrics.trace_requests.value, metrics.trace_dropped.value) == (written, dropped)
+
+
+async def test_a_stop_writes_what_was_noted(traces: TableTraces, metrics: TableMetrics) -> None:
+    """After the write that is in progress; nothing is left to drop."""
+    trace, topic, may_write = traces.acquire("users", TABLE_ID, 1.0), Topic(), asyncio.Event()
+    write = topic.write
+
+    async def write_later(records: Sequence[topics_pb2.Record]) -> None:
+        await may_write.wait()
+        await write(records)
+
+    topic.write = write_later  # type: ignore[method-assign]
+    trace.note_gets([b"ada"], [row(b"ada", b"1")], None, trace.arrive(), 1)
+    first = asyncio.create_task(traces.flush(topic))
+    await asyncio.sleep(0)
+    trace.note_gets([b"bob"], [row(b"bob", b"1")], None, trace.arrive(), 1)
+    last = asyncio.create_task(traces.flush_at_stop(topic))
+    await asyncio.sleep(0)
+    assert not last.done()
+    may_write.set()
+    await asyncio.gather(first, last)
+    traces.end()
+    assert [block.requests for block in topic.blocks] == [1, 1]
+    assert (metrics.trace_requests.value, metrics.trace_dropped.value) == (2, 0)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_what_a_stop_cannot_write_is_counted(
+    traces: TableTraces, metrics: TableMetrics, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """A topic without a leader, or one that does not answer in time; also what was noted after the last write."""
+    monkeypatch.setattr(table_trace, "LAST_FLUSH_SECONDS", 0.0)
+    trace, topic = traces.acquire("users", TABLE_ID, 1.0), Topic()
+    topic.is_away = True
+    if hangs:
+        monkeypatch.setattr(topic, "write", lambda _: asyncio.Event().wait())
+    trace.note_gets([b"ada"] * 5, [row(b"ada", b"1")] * 5, None, trace.arrive(), 1)
+    await traces.flush_at_stop(topic)
+    trace.note_gets([b"ada"], [row(b"ada", b"1")], None, trace.arrive(), 1)
+    traces.end()
+    assert (topic.blocks, metrics.trace_dropped.value) == ([], 6)
 
 
 async def test_another_fraction_is_another_trace(traces: TableTraces) -> None:

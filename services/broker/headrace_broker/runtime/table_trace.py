@@ -8,6 +8,7 @@ cannot be written in time is dropped and counted, in the metrics and in the next
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
@@ -36,6 +37,8 @@ CLIENT_ID = "headrace-table-trace"
 LOOK_SECONDS = 2.0
 FLUSH_SECONDS = 10.0
 """Longest time from a request to the write of its block. A write costs 10 ms of the processor, as 4,000 samples do."""
+LAST_FLUSH_SECONDS = 2.0
+"""Longest time of the write at a stop."""
 MANY_REQUESTS = MAX_BLOCK_REQUESTS // 8
 """Sampled requests of a table that are written at the next look."""
 MAX_PENDING_BYTES = 4 << 20
@@ -133,6 +136,7 @@ class TableTraces:
         self._traces: dict[tuple[bytes, float], RequestTrace] = {}
         self._pending: deque[_Block] = deque()
         self._pending_bytes = 0
+        self._writing = asyncio.Lock()
 
     def acquire(self, table: str, table_id: bytes, fraction: float) -> RequestTrace:
         """Return the trace of a table at a fraction above 0, for one of its partitions, until `release`."""
@@ -192,10 +196,28 @@ class TableTraces:
         Raises:
             NotWrittenError: If it is not written; it stays, as far as there is room.
         """
-        for trace in list(self._traces.values()):
+        async with self._writing:
+            for trace in list(self._traces.values()):
+                self._drain(trace)
+            while self._pending:
+                await self._write_some(writer)
+
+    async def flush_at_stop(self, writer: RecordWriter) -> None:
+        """Write what was noted while the broker still serves, as it may lead the topic, and replicates."""
+        with contextlib.suppress(NotWrittenError, TimeoutError):
+            async with asyncio.timeout(LAST_FLUSH_SECONDS):
+                await self.flush(writer)
+
+    def end(self) -> None:
+        """Count what was not written as dropped: no write follows."""
+        for trace in self._traces.values():
             self._drain(trace)
-        while self._pending:
-            await self._write_some(writer)
+        requests = sum(requests_in(block.value) for block in self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        if requests:
+            self._metrics.trace_dropped.inc(requests)
+            log.warning("table_trace_dropped", requests=requests)
 
     async def _write_some(self, writer: RecordWriter) -> None:
         blocks = [self._pending.popleft()]
@@ -206,7 +228,7 @@ class TableTraces:
         time_ms = self._now_us() // 1000
         try:
             await writer.write([topics_pb2.Record(value=block.value, timestamp_ms=time_ms) for block in blocks])
-        except NotWrittenError:
+        except (NotWrittenError, asyncio.CancelledError):
             self._pending.extendleft(reversed(blocks))
             raise
         self._pending_bytes -= size_bytes
