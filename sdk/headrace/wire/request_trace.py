@@ -38,6 +38,10 @@ fraction (SHARDS: Waldspurger et al., FAST 2015). A sample of requests would hav
 1 % most keys would seem to be requested once, reuse periods would grow a hundredfold, and no cause would be known.
 The cost is that a few popular keys are either in the sample or not. `gap_us` counts all requests and is not affected.
 
+Requests are those of `TableService`: reads, and writes of single rows. Rows that arrive as batches of records, by
+`put_many` or any producer, are not recorded: to sample the key of each would cost a leader a tenth of what it takes to
+apply the row, whatever the fraction.
+
 The sample is drawn by CRC-32 of the key, which costs a fraction of the keyed hash; the hash of a key is keyed with the
 cluster's secret and the table's id, so that a reader without the secret cannot test whether a key is in a trace.
 """

@@ -87,7 +87,7 @@ def _composition(summary: Summary) -> Chart:
         summary.of_operation(each)
         for each in (TableOperation.PUT, TableOperation.COMPARE_AND_PUT, TableOperation.DELETE)
     )
-    ratio = f"{summary.gets / writes:.3g} gets for each put or delete." if writes else "Nothing is written."
+    ratio = f"{summary.gets / writes:.3g} gets for each put or delete." if writes else "The trace has no write."
     return Chart("composition", "What is requested", ratio, plot)
 
 

@@ -78,6 +78,7 @@ def _intro(trace: TableTrace, summary: Summary, damaged: int) -> str:
         "all keys" if trace.fraction == 1 else f"a sample of {trace.fraction:.3g} of the keys, each with all requests"
     )
     notes = [f"{first} to {last} UTC; {summary.requests:,} requests of {sample}, of {trace.seen_requests:,} in total."]
+    notes.append("Rows that producers write, as put_many and spark_jobs.table_load do, are not in the trace.")
     if trace.dropped_requests:
         share = trace.dropped_requests / (trace.dropped_requests + trace.requests)
         notes.append(

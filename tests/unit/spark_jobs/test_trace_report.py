@@ -97,6 +97,7 @@ def test_the_page_is_whole_and_has_a_plot_for_every_question(tmp_path: Path) -> 
     assert all(page.plots)
     assert "prefers-color-scheme:dark" in text
     assert "2 records were not blocks of a trace" in text
+    assert "Rows that producers write, as put_many and spark_jobs.table_load do, are not in the trace." in text
     assert "nan" not in text.lower().replace("nanosecond", "")
 
 
