@@ -13,7 +13,7 @@ from headrace.wire.request_trace import TableOperation
 from spark_jobs.trace_analysis.cache import SHARE, Chart, cache_charts
 from spark_jobs.trace_analysis.fits import TAIL_START, Fit
 from spark_jobs.trace_analysis.histogram import EDGES, MIDDLES, Counts, Floats
-from spark_jobs.trace_analysis.model import MINUTES_OF_DAY, hourly_load
+from spark_jobs.trace_analysis.model import MINUTES_OF_DAY, hourly_load, traced_minutes
 from spark_jobs.trace_analysis.plots import Axis, Plot, Series
 from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import CAUSES, Summary
@@ -137,15 +137,15 @@ def _hours(summary: Summary) -> Chart | None:
 
 
 def _weekdays(summary: Summary) -> Chart | None:
-    requests, seen = np.zeros(7), np.zeros(7)
+    requests = np.zeros(7)
     for minute, count in summary.minutes.items():
-        day = (minute // MINUTES_OF_DAY + _EPOCH_WEEKDAY) % 7
-        requests[day] += count
-        seen[day] += 1
-    used = np.flatnonzero(seen > MINUTES_OF_DAY / 2)
+        requests[(minute // MINUTES_OF_DAY + _EPOCH_WEEKDAY) % 7] += count
+    # A week of minutes since 1970 begins on a Thursday.
+    traced = np.roll(traced_minutes(summary.minutes, 7 * MINUTES_OF_DAY, 7), _EPOCH_WEEKDAY)
+    used = np.flatnonzero((traced > MINUTES_OF_DAY / 2) & (requests > 0))
     if len(used) < 3:
         return None
-    load = requests[used] / seen[used]
+    load = requests[used] / traced[used]
     plot = Plot(
         "Load of each day of the week relative to the mean",
         Axis("day of the week, UTC"),

@@ -61,14 +61,26 @@ def hourly_load(minutes: Mapping[int, int]) -> tuple[float, ...]:
     """
     if len({minute % MINUTES_OF_DAY for minute in minutes}) < WHOLE_DAY_SHARE * MINUTES_OF_DAY:
         return ()
-    requests, seen = np.zeros(24), np.zeros(24)
+    requests = np.zeros(24)
     for minute, count in minutes.items():
-        hour = minute % MINUTES_OF_DAY // 60
-        requests[hour] += count
-        seen[hour] += 1
-    load = requests / np.maximum(seen, 1)
+        requests[minute % MINUTES_OF_DAY // 60] += count
+    load = requests / np.maximum(traced_minutes(minutes, MINUTES_OF_DAY, 24), 1)
     load = np.maximum(load, load.mean() * 1e-3)
     return tuple((load / load.mean()).tolist())
+
+
+def traced_minutes(minutes: Mapping[int, int], period: int, parts: int) -> Counts:
+    """Return the minutes from the first to the last request, with requests or not, in each part of a period.
+
+    Args:
+        minutes: Requests by minute since 1970.
+        period: Minutes of a day or a week; it begins where this number divides the minutes since 1970.
+        parts: Number of equal parts of the period.
+    """
+    first = min(minutes)
+    periods, rest = divmod(max(minutes) - first + 1, period)
+    part = period // parts
+    return periods * part + np.bincount((first + np.arange(rest)) % period // part, minlength=parts)
 
 
 def _key_bytes(counts: Counts, fit: Fit | None) -> SizeModel:

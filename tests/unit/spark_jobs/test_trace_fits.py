@@ -142,3 +142,13 @@ def test_the_load_of_the_hours_comes_back() -> None:
     assert hourly_load(minutes) == pytest.approx(ETC.hourly_load, rel=0.05)
     first = min(minutes)
     assert hourly_load({minute: count for minute, count in minutes.items() if minute < first + 1_200}) == ()
+
+
+def test_the_load_of_an_hour_counts_its_minutes_without_requests() -> None:
+    """A tenth of the load at night, of a small sample: most of the night's minutes have no request at all."""
+    first = 28_000_800 + 90
+    rates = np.where(np.arange(first, first + 10 * 1_440) % 1_440 < 480, 0.3, 3.0)
+    counts = np.random.default_rng(1).poisson(rates).tolist()
+    load = hourly_load({first + minute: count for minute, count in enumerate(counts) if count})
+    assert np.mean(load) == pytest.approx(1.0)
+    assert np.mean(load[8:]) / np.mean(load[:8]) == pytest.approx(10.0, rel=0.1)
