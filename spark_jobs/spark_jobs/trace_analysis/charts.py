@@ -19,6 +19,7 @@ from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import CAUSES, Summary
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+CONCENTRATION_POINTS = 200
 _EPOCH_WEEKDAY = 3
 """1970-01-01 was a Thursday."""
 
@@ -210,7 +211,7 @@ def _misses(summary: Summary) -> Chart | None:
 
 def _popularity(summary: Summary, trace: TableTrace, fits: Mapping[str, Fit]) -> Chart:
     ranks, requests = _by_rank(summary)
-    series = [Series("keys of the trace", ranks.tolist(), requests.tolist())]
+    series = [Series("keys of the trace", [1.0, *ranks.tolist()], [float(requests[0]), *requests.tolist()])]
     fit = fits.get("popularity")
     if fit is not None:
         share = trace.fraction
@@ -241,18 +242,26 @@ def _zipf_rest(known: int, fit: Fit) -> float:
 
 def _concentration(summary: Summary) -> Chart:
     ranks, requests = _by_rank(summary)
-    counts = np.diff(np.append(0.0, ranks))
-    shares = np.cumsum(counts * requests)
+    shares = np.append(0.0, np.cumsum(np.diff(ranks, prepend=0.0) * requests))
     shares /= shares[-1]
-    part = ranks / ranks[-1]
+    ranks = np.append(0.0, ranks)
+    keys = ranks[-1]
+    # Keys that are requested as often have the same share.
+    top, hundredth, half = np.interp([1.0, keys * 0.01, keys * 0.5], ranks, shares)
+
+    shown = np.union1d(np.geomspace(1.0, keys, CONCENTRATION_POINTS), ranks[1:])
     plot = Plot(
         "Share of requests of the most requested keys",
         Axis("most requested keys, share of all keys", log=True, percent=True),
         SHARE,
-        [Series("share of requests", part.tolist(), shares.tolist())],
+        [Series("share of requests", (shown / keys).tolist(), np.interp(shown, ranks, shares).tolist())],
     )
-    top, half = (float(np.interp(at, part, shares)) for at in (0.01, 0.5))
-    text = f"1 % of the keys have {top:.1%} of the requests; the less requested half of the keys has {1 - half:.1%}."
+    parts = [f"The most requested key of the trace has {top:.1%} of its requests"]
+    if keys >= 100:
+        parts.append(f"1 % of the keys have {hundredth:.1%}")
+    if keys >= 2:
+        parts.append(f"the less requested half of the keys has {1 - half:.1%}")
+    text = "; ".join(parts) + "."
     return Chart("concentration", "How few keys have most requests", text, plot)
 
 
