@@ -20,8 +20,8 @@ from headrace.cli.bench.models import WorkloadModel
 from spark_jobs.trace_analysis.cache import Chart
 from spark_jobs.trace_analysis.charts import charts_of, rows
 from spark_jobs.trace_analysis.fits import Fit, fit_all
-from spark_jobs.trace_analysis.model import model_of_summary
-from spark_jobs.trace_analysis.report import report, span_seconds
+from spark_jobs.trace_analysis.model import model_of_summary, span_seconds
+from spark_jobs.trace_analysis.report import report
 from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import CAUSES, Summary
 
@@ -91,5 +91,5 @@ def analysed(trace: TableTrace, summary: Summary, damaged: int = 0) -> Analysis:
         damaged: Records that were not blocks of a trace.
     """
     fits = fit_all(summary, trace.fraction, trace.seen_requests)
-    model = model_of_summary(summary, fits, trace.fraction)
+    model = model_of_summary(summary, fits, trace)
     return Analysis(trace, summary, fits, model, charts_of(summary, trace, fits), damaged)

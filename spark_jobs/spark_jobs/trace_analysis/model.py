@@ -10,7 +10,8 @@ from headrace.cli.bench.models import MAX_KEYS, MAX_VALUE_BYTES, WorkloadModel
 from headrace.wire.request_trace import TableOperation
 
 from spark_jobs.trace_analysis.fits import TAIL_START, Fit
-from spark_jobs.trace_analysis.histogram import EDGES, Counts, mean, quantiles
+from spark_jobs.trace_analysis.histogram import EDGES, Counts, quantiles
+from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import Summary
 
 MAX_KEY_BYTES = (1 << 16) - 1
@@ -19,15 +20,18 @@ MINUTES_OF_DAY = 1_440
 WHOLE_DAY_SHARE = 0.9
 """Share of the minutes of a day that a trace must have requests in, for a daily pattern."""
 DEFAULT_EXPONENT = 0.99
+DEFAULT_GAP_US = 1e6
+MAX_GAP_US = 3e11
+"""Mean gap up to which its scale is one that a model may have."""
 
 
-def model_of_summary(summary: Summary, fits: Mapping[str, Fit], fraction: float) -> WorkloadModel:
+def model_of_summary(summary: Summary, fits: Mapping[str, Fit], trace: TableTrace) -> WorkloadModel:
     """Return the model of a trace; a distribution that does not describe its sizes is replaced by their quantiles.
 
     Args:
         summary: Counts of a trace.
         fits: Distributions that were fitted to it.
-        fraction: Fraction of the keys that are in it.
+        trace: What the blocks say of it.
     """
     operations = {
         operation.name.lower(): summary.of_operation(operation) / summary.requests
@@ -39,7 +43,7 @@ def model_of_summary(summary: Summary, fits: Mapping[str, Fit], fraction: float)
     if popularity is not None:
         law.update(popularity.parameters)
     if popularity is None or popularity.notes:  # The number of keys is not known: those of the trace.
-        law |= {"keys": summary.keys / fraction, "new_key_rate": 0.0}
+        law |= {"keys": summary.keys / trace.fraction, "new_key_rate": 0.0}
     return WorkloadModel(
         operations=operations,
         hit_rate=summary.hits / summary.gets if summary.gets else 0.0,
@@ -48,9 +52,14 @@ def model_of_summary(summary: Summary, fits: Mapping[str, Fit], fraction: float)
         new_key_rate=min(1.0, law["new_key_rate"]),
         key_bytes=_key_bytes(summary.key_bytes_of_keys.sum(axis=0), fits.get("key_bytes")),
         value_bytes=_value_bytes(summary.value_bytes.sum(axis=0), fits.get("value_bytes")),
-        gap_us=_gap_us(summary.gap_us.sum(axis=0), fits.get("gap_us")),
+        gap_us=_gap_us(span_seconds(summary) * 1e6 / trace.seen_requests, fits.get("gap_us")),
         hourly_load=hourly_load(summary.minutes),
     )
+
+
+def span_seconds(summary: Summary) -> float:
+    """Return the time from the first to the last request."""
+    return (summary.last_us - summary.first_us) / 1e6
 
 
 def hourly_load(minutes: Mapping[int, int]) -> tuple[float, ...]:
@@ -96,12 +105,18 @@ def _value_bytes(counts: Counts, fit: Fit | None) -> SizeModel:
     return SizeModel(tuple(range(TAIL_START)), tuple(shares.tolist()), fit.tail, MAX_VALUE_BYTES)
 
 
-def _gap_us(counts: Counts, fit: Fit | None) -> Tail:
-    """Return the gaps; where they have no fit, those of independent requests at the same rate."""
-    if fit is not None and fit.parameters["shape"] < 1:
-        return fit.tail
-    average = mean(counts) if counts.any() else 1e6
-    return Tail("gpd", 0.0, max(average, 1e-3), 0.0)
+def _gap_us(average: float, fit: Fit | None) -> Tail:
+    """Return the gaps of the table: in the form of those of one server, or of independent requests without a fit.
+
+    Args:
+        average: Mean time between two requests of the table, in microseconds, 0 if it is not known.
+        fit: Gaps of the requests of a server: of a table with leaders on several they are longer.
+    """
+    average = min(max(average, 1e-3), MAX_GAP_US) if average else DEFAULT_GAP_US
+    shape = fit.parameters["shape"] if fit is not None else 0.0
+    if shape >= 1:  # It has no mean.
+        shape = 0.0
+    return Tail("gpd", 0.0, average * (1 - shape), shape)
 
 
 def _table(counts: Counts, most: int) -> SizeModel:

@@ -9,6 +9,7 @@ from html import escape
 from spark_jobs.trace_analysis.cache import Chart
 from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, Fit
 from spark_jobs.trace_analysis.histogram import mean
+from spark_jobs.trace_analysis.model import span_seconds
 from spark_jobs.trace_analysis.plots import Plot, legend, number_text, svg
 from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import Summary
@@ -62,11 +63,6 @@ def report(trace: TableTrace, summary: Summary, charts: Sequence[Chart], fits: M
         f"<style>{_STYLE}</style></head><body><main><header><h1>{escape(title)}</h1>{_intro(trace, summary, damaged)}"
         f"</header>{_cards(trace, summary)}{sections}{_fits(fits)}</main></body></html>\n"
     )
-
-
-def span_seconds(summary: Summary) -> float:
-    """Return the time from the first to the last request."""
-    return (summary.last_us - summary.first_us) / 1e6
 
 
 def _intro(trace: TableTrace, summary: Summary, damaged: int) -> str:

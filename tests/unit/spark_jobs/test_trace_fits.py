@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from headrace.cli.bench.distributions import SizeModel, Tail
 from headrace.cli.bench.models import ETC, POOLS, model_of
+from headrace.wire.request_trace import ALL_KEYS
 from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, fit_all, fit_gev, fit_gpd, fit_zipf
 from spark_jobs.trace_analysis.histogram import GROUPS, count_by_group
 from spark_jobs.trace_analysis.model import hourly_load, model_of_summary
+from spark_jobs.trace_analysis.requests import taken
 from spark_jobs.trace_analysis.summary import summarise
 
 from tests.unit.spark_jobs.trace_parts import drawn
@@ -84,7 +86,7 @@ def test_a_short_trace_says_that_it_cannot_tell() -> None:
     summary = summarise(requests)
     fit = fit_zipf(summary.requests_of_keys, 1.0, trace.seen_requests)
     assert fit is not None
-    model = model_of_summary(summary, {"popularity": fit}, 1.0)
+    model = model_of_summary(summary, {"popularity": fit}, trace)
     assert (model.keys, model.new_key_rate) == (summary.keys, 0.0)
     assert fit.intervals["keys"][1] > 2 * fit.intervals["keys"][0]
     assert "too short" in fit.notes[0]
@@ -106,7 +108,7 @@ def test_the_model_of_a_trace_is_that_of_its_requests() -> None:
     trace, requests = drawn(replace(EVEN, keys=60_000), 1_000_000)
     summary = summarise(requests)
     fits = fit_all(summary, trace.fraction, trace.seen_requests)
-    model = model_of(model_of_summary(summary, fits, trace.fraction).as_json())
+    model = model_of(model_of_summary(summary, fits, trace).as_json())
     assert dict(model.operations) == pytest.approx(dict(EVEN.operations), rel=0.05)
     assert (model.hit_rate, model.keys) == pytest.approx((EVEN.hit_rate, 60_000), rel=0.05)
     assert (model.zipf_exponent, model.new_key_rate) == pytest.approx((0.99, 0.01), rel=0.05)
@@ -119,6 +121,38 @@ def test_the_model_of_a_trace_is_that_of_its_requests() -> None:
     assert model.hourly_load == ()
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.2])
+def test_the_rate_of_a_model_is_that_of_the_table(fraction: float) -> None:
+    """Not that of one of its three servers, whose gaps are in the trace; they lend their shape alone."""
+    trace, requests = drawn(EVEN, 60_000)
+    server = np.random.default_rng(1).integers(0, 3, len(requests.at_us))
+    for each in range(3):
+        of_server = np.flatnonzero(server == each)
+        requests.gap_us[of_server[1:]] = np.diff(requests.at_us[of_server])
+    sampled = np.flatnonzero(requests.key_hash % np.uint64(10) < 10 * fraction)
+    summary = summarise(taken(requests, sampled))
+    fits = fit_all(summary, fraction, trace.seen_requests)
+    model = model_of_summary(summary, fits, replace(trace, threshold=round(fraction * ALL_KEYS)))
+    assert model.requests_per_second == pytest.approx(EVEN.requests_per_second, rel=0.03)
+    assert model.gap_us.shape == fits["gap_us"].parameters["shape"]
+
+
+@pytest.mark.parametrize("shape", [1.3, None])
+def test_gaps_without_a_mean_become_those_of_independent_requests(shape: float | None) -> None:
+    """At the rate of the table, as if there were no fit; requests of one microsecond have no rate."""
+    trace, requests = drawn(EVEN, 2_000)
+    fit = fit_gpd("gap_us", summarise(requests).gap_us, 0)
+    assert fit is not None
+    fits = {} if shape is None else {"gap_us": replace(fit, parameters={"location": 0.0, "scale": 1.0, "shape": shape})}
+    model = model_of_summary(summarise(requests), fits, trace)
+    assert model.gap_us.shape == 0.0
+    assert model.requests_per_second == pytest.approx(EVEN.requests_per_second, rel=0.1)
+    for seconds in (0, 10**8):
+        apart = requests._replace(at_us=requests.at_us[0] + np.arange(2_000) // 1_999 * seconds * 10**6)
+        model = model_of_summary(summarise(apart), fits, replace(trace, seen_requests=2))
+        assert model_of(model.as_json()) == model
+
+
 @pytest.mark.parametrize(
     ("keys", "values"), [((16, 21), (2,)), ((16, 21, 100), (20, 400, 401))], ids=["usr", "three sizes"]
 )
@@ -128,7 +162,7 @@ def test_sizes_without_a_distribution_are_kept_as_they_are(keys: tuple[int, ...]
     known = replace(POOLS["usr"], keys=5_000, key_bytes=key_bytes, value_bytes=value_bytes)
     trace, requests = drawn(known, 50_000)
     summary = summarise(requests)
-    model = model_of_summary(summary, fit_all(summary, trace.fraction, trace.seen_requests), trace.fraction)
+    model = model_of_summary(summary, fit_all(summary, trace.fraction, trace.seen_requests), trace)
     assert (model.key_bytes.sizes, model.value_bytes.sizes) == (keys, values)
     assert model.key_bytes.probabilities == pytest.approx(key_bytes.probabilities, abs=0.03)
     assert model_of(model.as_json()) == model
