@@ -23,6 +23,7 @@ from typing import Literal
 
 import numpy as np
 from headrace.cli.bench.distributions import Tail
+from headrace.cli.bench.models import MAX_SHAPE
 from scipy import optimize, special
 
 from spark_jobs.trace_analysis.histogram import EDGES, EXACT, GROUPS, MIDDLES, Counts, Floats
@@ -150,7 +151,7 @@ def _fit_tail(
 
         def loss(numbers: Floats) -> float:
             of = tail(numbers)
-            if not -2 < of.shape < 2:
+            if not -2 < of.shape < MAX_SHAPE:
                 return _NEVER
             shares = of.distribution(high) - of.distribution(low)
             return -float((held * np.log(np.maximum(shares, 1e-300))).sum()) / float(held.sum())

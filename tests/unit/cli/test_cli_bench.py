@@ -157,8 +157,19 @@ def test_a_model_comes_back_from_its_file(name: str) -> None:
         ("key_bytes", {"sizes": [1], "probabilities": [], "tail": None, "most": 9, "least": 0}),
         ("value_bytes", {"sizes": [1], "probabilities": [1.0], "tail": None, "most": 10**9, "least": 0}),
         ("gap_us", {"family": "gpd", "location": 0, "scale": 0, "shape": 0.1}),
+        ("gap_us", {"family": "gpd", "location": 0, "scale": 1, "shape": 1.0}),
         ("gap_us", {"family": "gev", "location": 0, "scale": 1, "shape": 0.1}),
         ("hourly_load", [1.0] * 23),
+        (
+            "key_bytes",
+            {
+                "sizes": [],
+                "probabilities": [],
+                "tail": {"family": "gev", "location": 9, "scale": 1, "shape": 2.0},
+                "most": 9,
+                "least": 0,
+            },
+        ),
     ],
 )
 def test_a_bad_model_is_refused(field: str, value: object) -> None:

@@ -153,6 +153,21 @@ def test_gaps_without_a_mean_become_those_of_independent_requests(shape: float |
         assert model_of(model.as_json()) == model
 
 
+def test_sizes_with_a_very_heavy_tail_are_replayed() -> None:
+    """From a shape of 1 on a tail has no mean; sizes are bounded, so that the model is one for all that."""
+    trace, requests = drawn(EVEN, 60_000)
+    tail = Tail("gpd", 15.0, 100.0, 1.2)
+    sizes = SizeModel((), (), tail, 10**6)
+    values = sizes.draw(np.random.default_rng(1).random(60_000)).astype(np.uint32)
+    summary = summarise(requests._replace(value_bytes=values))
+    fits = fit_all(summary, 1.0, trace.seen_requests)
+    assert fits["value_bytes"].describes
+    model = model_of(model_of_summary(summary, fits, trace).as_json())
+    assert model.value_bytes.tail is not None
+    assert model.value_bytes.tail.shape == pytest.approx(1.2, rel=0.05)
+    assert model.value_bytes.mean() == pytest.approx(sizes.mean(), rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("keys", "values"), [((16, 21), (2,)), ((16, 21, 100), (20, 400, 401))], ids=["usr", "three sizes"]
 )

@@ -22,6 +22,8 @@ MAX_KEY_BYTES = 250
 """Limit of the store in the study."""
 MAX_VALUE_BYTES = 1_000_000
 MAX_KEYS = 10_000_000
+MAX_SHAPE = 2
+"""Sizes have shapes below: from 1 on a tail has no mean, but sizes are bounded. Gaps have shapes below 1."""
 DEFAULT_KEYS = 1_000_000
 DEFAULT_ZIPF = 0.99
 
@@ -91,7 +93,7 @@ def model_of(text: str) -> WorkloadModel:
         value_bytes = _size_model(document[field])
         field = "gap_us"
         gap_us = _tail(document[field])
-        _require(gap_us.family == "gpd" and gap_us.location == 0)
+        _require(gap_us.family == "gpd" and gap_us.location == 0 and gap_us.shape < 1)
         field = "hourly_load"
         hourly_load = tuple(float(load) for load in document[field])
         _require(len(hourly_load) in (0, 24) and all(0 < load <= 24 for load in hourly_load))
@@ -119,7 +121,7 @@ def _size_model(document: Mapping[str, Any]) -> SizeModel:
 def _tail(document: Mapping[str, Any]) -> Tail:
     found = Tail(document["family"], *(float(document[name]) for name in ("location", "scale", "shape")))
     _require(found.family in ("gev", "gpd") and math.isfinite(found.location))
-    _require(0 < found.scale < 1e12 and -5 < found.shape < 1)
+    _require(0 < found.scale < 1e12 and -5 < found.shape < MAX_SHAPE)
     return found
 
 
