@@ -6,9 +6,10 @@ A r^-s, for r = 1 to N, each key is in the sample by its fraction, and keys that
 explains are a number of their own. So ranks, which a sample does not have, are not needed. Ranks are a continuous
 measure: the few most popular keys of a trace are where they are by chance, and must not decide alone.
 
-Confidence is that of `GROUPS` groups of keys for sizes and gaps: each is fitted alone, and the spread of the parameters
-is that of the whole, times the square root of their number (Student's t); requests of a key are not independent, which
-an interval from the number of requests would ignore. Zipf's is from the curvature of the likelihood.
+Confidence of sizes and gaps is the jackknife over `GROUPS` groups of keys: all data without each are fitted, and the
+spread of the parameters is that of the whole by Student's t. Requests of a key are not independent, which an interval
+from the number of requests would ignore. Groups with popular keys weigh more, which the spread of fits of each group
+alone would ignore. With few keys that have most requests it is rough. Zipf's is from the curvature of the likelihood.
 
 Goodness of fit is the Kolmogorov-Smirnov distance to the half of the keys on which the distribution was not fitted.
 Needs scipy.
@@ -164,9 +165,11 @@ def _fit_tail(
     of_half = tail(fitted(train, list(whole))) if train.sum() else best
     expected = of_half.distribution(EDGES[first_bin + 1 :] - rounding)
     distance = _distance(held_out[first_bin:], expected)
-    groups = [tail(fitted(group, list(whole))) for group in counts if np.count_nonzero(group) >= 3]
+    rests = [total - group for group in counts if group.any()]
+    known = all(np.count_nonzero(rest) >= 3 for rest in rests)
+    others = [tail(fitted(rest, list(whole))) for rest in rests] if known else []
     parameters = {"location": best.location, "scale": best.scale, "shape": best.shape}
-    intervals = {name: _interval([getattr(group, name) for group in groups], at) for name, at in parameters.items()}
+    intervals = {name: _interval([getattr(other, name) for other in others], at) for name, at in parameters.items()}
     return Fit(name, best.family, parameters, intervals, distance, int(held_out.sum()), int(total.sum()))
 
 
@@ -293,11 +296,12 @@ def _minimum(loss: Callable[[Floats], float], begin: list[float]) -> Floats:
 
 
 def _interval(values: list[float], at: float) -> tuple[float, float]:
-    """Return the interval of a parameter from those of groups of keys."""
+    """Return the interval of a parameter from those of the data without each group of keys: the jackknife."""
     count = len(values)
     if count < 2:
         return (float("nan"), float("nan"))
-    error = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * np.std(values, ddof=1) / math.sqrt(count))
+    deviation = float(np.std(values)) * math.sqrt(count - 1)
+    error = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation
     return (at - error, at + error)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from headrace.cli.bench.distributions import SizeModel, Tail
+from headrace.cli.bench.distributions import Popularity, SizeModel, Tail
 from headrace.cli.bench.models import ETC, POOLS, model_of
 from headrace.wire.request_trace import ALL_KEYS
 from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, fit_all, fit_gev, fit_gpd, fit_zipf
@@ -51,6 +51,22 @@ def test_a_generalized_pareto_distribution_comes_back(scale: float, shape: float
     assert fit.describes
     assert fit.parameters["scale"] == pytest.approx(scale, rel=0.05)
     assert fit.parameters["shape"] == pytest.approx(shape, rel=0.05, abs=0.01)
+
+
+@pytest.mark.parametrize(("exponent", "least"), [(0.99, 40), (1.2, 33)])
+def test_intervals_have_the_parameters_if_few_keys_have_most_requests(exponent: float, least: int) -> None:
+    """Of 25 traces whose keys have one size each: the most requested keys decide. With those of 1.2 they are rough."""
+    chance, tail = np.random.default_rng(1), Tail("gpd", 15.0, 214.476, 0.348238)
+    popularity = Popularity(4_000, exponent)
+    covered = 0
+    for _ in range(25):
+        sizes, groups = tail.values(chance.random(4_000)).astype(np.int64), chance.integers(0, GROUPS, 4_000)
+        keys = popularity.ranks(chance.random(20_000))
+        fit = fit_gpd("value_bytes", count_by_group(sizes[keys], groups[keys]), 15)
+        assert fit is not None
+        intervals = [(fit.intervals[name], getattr(tail, name)) for name in ("scale", "shape")]
+        covered += sum(low <= wanted <= high for (low, high), wanted in intervals)
+    assert least <= covered <= 50
 
 
 def test_gaps_of_rounded_times_come_back() -> None:
