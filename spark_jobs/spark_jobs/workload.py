@@ -203,9 +203,9 @@ def show_workload(summary: Mapping[str, Any], console: Console) -> None:
     for name, fit in summary["fits"].items():
         parameters = ", ".join(f"{key} {value:.5g}" for key, value in fit["parameters"].items())
         verdict = "" if fit["describes"] else "; it does not describe the data"
-        console.print(
-            f"{name}: {fit['family']}, {parameters} (distance {fit['kolmogorov_smirnov_distance']:.3f}){verdict}"
-        )
+        distance = fit["kolmogorov_smirnov_distance"]
+        shown = "unknown" if distance is None else f"{distance:.3f}"
+        console.print(f"{name}: {fit['family']}, {parameters} (distance {shown}){verdict}")
     console.print(f"The page is {summary['page']}; the model {summary['model']}")
 
 

@@ -55,7 +55,7 @@ class Analysis:
         pyarrow.parquet.write_table(table, directory / ROWS)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the main results as JSON values."""
+        """Return the main results as JSON values; an interval or distance that is not known is null."""
         summary = self.summary
         return {
             "table": self.trace.table,
@@ -73,7 +73,7 @@ class Analysis:
                 name: {
                     "family": fit.family,
                     "parameters": dict(fit.parameters),
-                    "intervals": {key: list(interval) for key, interval in fit.intervals.items()},
+                    "intervals": {key: interval and list(interval) for key, interval in fit.intervals.items()},
                     "kolmogorov_smirnov_distance": fit.distance,
                     "describes": fit.describes,
                 }

@@ -57,7 +57,7 @@ def rows(charts: Sequence[Chart], fits: Mapping[str, Fit]) -> Iterator[dict[str,
     for fit in fits.values():
         of = {"measure": f"fit of {fit.name}", "series": fit.family}
         for name, value in fit.parameters.items():
-            low, high = fit.intervals[name]
+            low, high = fit.intervals[name] or (None, None)
             yield {**of, "name": name, "y": value, "y_low": low, "y_high": high}
         yield {**of, "name": "kolmogorov_smirnov_distance", "y": fit.distance}
 

@@ -9,7 +9,8 @@ measure: the few most popular keys of a trace are where they are by chance, and 
 Confidence of sizes and gaps is the jackknife over `GROUPS` groups of keys: all data without each are fitted, and the
 spread of the parameters is that of the whole by Student's t. Requests of a key are not independent, which an interval
 from the number of requests would ignore. Groups with popular keys weigh more, which the spread of fits of each group
-alone would ignore. With few keys that have most requests it is rough. Zipf's is from the curvature of the likelihood.
+alone would ignore. With few keys that have most requests it is rough. Zipf's is from the curvature of the likelihood,
+or from its profile near an exponent of 0, where it has none.
 
 Goodness of fit is the Kolmogorov-Smirnov distance to the half of the keys on which the distribution was not fitted.
 Needs scipy.
@@ -41,7 +42,9 @@ RANK_STEP = 1.03
 MAX_RANK = 1e12
 PIVOT_KEY = 100
 COUNT_STEP = 1.15
+MAX_EXPONENT = 5.0
 _NEVER = 1e30
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,10 @@ class Fit:
     """What it describes: key_bytes, value_bytes, gap_us or popularity."""
     family: Literal["gev", "gpd", "zipf"]
     parameters: Mapping[str, float]
-    intervals: Mapping[str, tuple[float, float]]
-    """Interval of each parameter at `CONFIDENCE`."""
-    distance: float
-    """Kolmogorov-Smirnov distance to the held-out half of the keys."""
+    intervals: Mapping[str, Interval | None]
+    """Interval of each parameter at `CONFIDENCE`; `None` if it is not known."""
+    distance: float | None
+    """Kolmogorov-Smirnov distance to the held-out half of the keys; `None` if one half has no numbers, or keys."""
     held_out: int
     """Numbers, or keys, in that half."""
     fitted: int
@@ -65,7 +68,7 @@ class Fit:
     @property
     def describes(self) -> bool:
         """Whether the distance is at most `GOOD_DISTANCE`."""
-        return self.distance <= GOOD_DISTANCE
+        return self.distance is not None and self.distance <= GOOD_DISTANCE
 
     @property
     def tail(self) -> Tail:
@@ -162,9 +165,10 @@ def _fit_tail(
     whole = fitted(total, start(total))
     best = tail(whole)
     train, held_out = counts[: GROUPS // 2].sum(axis=0), counts[GROUPS // 2 :].sum(axis=0)
-    of_half = tail(fitted(train, list(whole))) if train.sum() else best
-    expected = of_half.distribution(EDGES[first_bin + 1 :] - rounding)
-    distance = _distance(held_out[first_bin:], expected)
+    distance = None
+    if train.any() and held_out.any():
+        expected = tail(fitted(train, list(whole))).distribution(EDGES[first_bin + 1 :] - rounding)
+        distance = _distance(held_out[first_bin:], expected)
     rests = [total - group for group in counts if group.any()]
     known = all(np.count_nonzero(rest) >= 3 for rest in rests)
     others = [tail(fitted(rest, list(whole))) for rest in rests] if known else []
@@ -195,19 +199,25 @@ def fit_zipf(counts: Counts, fraction: float, requests: int) -> Fit | None:
     exponent, log_keys = float(best[1]), float(best[2])
     new_key_rate = spectrum.new_keys(best) / fraction / requests
     # Keys that are requested once are Poisson: those that the law explains and the others.
-    rate_error = z * math.sqrt(float(total[1])) / fraction / requests
+    rate_error = z * math.sqrt(max(1.0, float(total[1]))) / fraction / requests
     parameters = {"exponent": exponent, "keys": math.exp(log_keys), "new_key_rate": new_key_rate}
+    least, most = exponent - z * errors[1], exponent + z * errors[1]
+    keys = None
+    if math.isfinite(errors[2]):
+        keys = (math.exp(log_keys - z * errors[2]), math.exp(min(log_keys + z * errors[2], 100.0)))
     intervals = {
-        "exponent": (exponent - z * errors[1], exponent + z * errors[1]),
-        "keys": (math.exp(log_keys - z * errors[2]), math.exp(min(log_keys + z * errors[2], 100.0))),
+        "exponent": (least, most) if least >= 0 else _flat_exponent(spectrum, best, z),
+        "keys": keys,
         "new_key_rate": (max(0.0, new_key_rate - rate_error), new_key_rate + rate_error),
     }
     train, held_out = counts[: GROUPS // 2].sum(axis=0), counts[GROUPS // 2 :].sum(axis=0)
-    half = _Spectrum(train, fraction / 2)
-    expected = half.expected(_minimum(half.loss, list(best)))
-    distance = _distance(half.binned(held_out), np.cumsum(expected) / max(expected.sum(), 1e-300))
+    distance = None
+    if train.any() and held_out.any():
+        half = _Spectrum(train, fraction / 2)
+        expected = half.expected(_minimum(half.loss, list(best)))
+        distance = _distance(half.binned(held_out), np.cumsum(expected) / max(expected.sum(), 1e-300))
     notes: tuple[str, ...] = ()
-    if intervals["keys"][1] > 2 * intervals["keys"][0]:
+    if keys is None or keys[1] > 2 * keys[0]:
         notes = ("The trace is too short to tell keys that are used rarely from keys that are used once.",)
     return Fit("popularity", "zipf", parameters, intervals, distance, int(held_out.sum()), int(total.sum()), notes)
 
@@ -250,13 +260,16 @@ class _Spectrum:
 
     def loss(self, numbers: Floats) -> float:
         """Return the negative logarithm of the likelihood, without constants."""
-        if not (-5 < numbers[0] < 60 and 0 <= numbers[1] < 5 and 0 <= numbers[2] < math.log(MAX_RANK)):
+        if not (-5 < numbers[0] < 60 and 0 <= numbers[1] < MAX_EXPONENT and 0 <= numbers[2] < math.log(MAX_RANK)):
             return _NEVER
         expected = np.maximum(self.expected(numbers), 1e-12)
         return float((expected - self._counts * np.log(expected)).sum())
 
     def errors(self, numbers: Floats) -> list[float]:
-        """Return the standard errors of the three numbers, by Fisher's information of the expected numbers."""
+        """Return the standard errors of the three numbers, by Fisher's information of the expected numbers.
+
+        One that is not known is infinite.
+        """
         steps = np.maximum(np.abs(numbers), 0.1) * 1e-3
         changes = np.array(
             [
@@ -269,9 +282,10 @@ class _Spectrum:
         informative = slice(1 if self.new_keys(numbers) else 0, None)
         information = (changes[:, informative] / expected[informative]) @ changes[:, informative].T
         try:
-            return [math.sqrt(max(0.0, each)) for each in np.diag(np.linalg.inv(information)).tolist()]
+            variances = np.diag(np.linalg.inv(information)).tolist()
         except np.linalg.LinAlgError:
             return [math.inf] * len(numbers)
+        return [math.sqrt(variance) if variance > 0 else math.inf for variance in variances]
 
     def _of_law(self, numbers: Floats) -> Floats:
         pivot, exponent, keys = math.exp(numbers[0]), numbers[1], math.exp(numbers[2])
@@ -295,20 +309,38 @@ def _minimum(loss: Callable[[Floats], float], begin: list[float]) -> Floats:
     return found
 
 
-def _interval(values: list[float], at: float) -> tuple[float, float]:
+def _flat_exponent(spectrum: _Spectrum, best: Floats, z: float) -> Interval:
+    """Return the interval of an exponent near 0, where the curvature says nothing: the sign changes nothing there.
+
+    It has the exponents whose likelihood, with the other numbers that fit them best, is at most z^2 / 2 lower.
+    """
+    lowest = spectrum.loss(best) + z * z / 2
+
+    def excess(exponent: float) -> float:
+        def loss(others: Floats) -> float:
+            return spectrum.loss(np.array([others[0], exponent, others[1]]))
+
+        return loss(_minimum(loss, [best[0], best[2]])) - lowest
+
+    exponent, end = float(best[1]), MAX_EXPONENT * (1 - 1e-9)
+    low = optimize.brentq(excess, 0.0, exponent, xtol=1e-3) if excess(0.0) > 0 else 0.0
+    high = optimize.brentq(excess, exponent, end, xtol=1e-3) if excess(end) > 0 else end
+    return (float(low), float(high))
+
+
+def _interval(values: list[float], at: float) -> Interval | None:
     """Return the interval of a parameter from those of the data without each group of keys: the jackknife."""
     count = len(values)
     if count < 2:
-        return (float("nan"), float("nan"))
+        return None
     deviation = float(np.std(values)) * math.sqrt(count - 1)
     error = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation
     return (at - error, at + error)
 
 
 def _distance(counts: Counts, expected: Floats) -> float:
-    """Return the largest difference of two distribution functions at the ends of the bins."""
-    total = int(counts.sum())
-    return float(np.abs(np.cumsum(counts) / total - expected).max()) if total else float("nan")
+    """Return the largest difference of two distribution functions at the ends of the bins; `counts` has some."""
+    return float(np.abs(np.cumsum(counts) / counts.sum() - expected).max())
 
 
 def _moments(counts: Counts, location: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from spark_jobs.trace_analysis.cache import Chart
-from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, Fit
+from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, Fit, Interval
 from spark_jobs.trace_analysis.histogram import mean
 from spark_jobs.trace_analysis.model import span_seconds
 from spark_jobs.trace_analysis.plots import Plot, legend, number_text, svg
@@ -129,12 +129,12 @@ def _fits(fits: Mapping[str, Fit]) -> str:
     for fit in fits.values():
         lines = []
         for name, value in fit.parameters.items():
-            low, high = fit.intervals[name]
-            interval = "given" if low == high else f"{low:.5g} to {high:.5g}"
+            interval = _interval_text(fit.intervals[name])
             lines.append(f"<tr><td>{escape(name)}</td><td>{value:.5g}</td><td>{interval}</td></tr>")
         verdict = "describes the data" if fit.describes else "does not describe the data: use the quantiles"
+        distance = "unknown" if fit.distance is None else f"{fit.distance:.4f}"
         notes = (
-            f"Kolmogorov-Smirnov distance {fit.distance:.4f} to the half of the keys that was held out "
+            f"Kolmogorov-Smirnov distance {distance} to the half of the keys that was held out "
             f"({fit.held_out:,}); the fit {verdict}.",
             *fit.notes,
         )
@@ -151,6 +151,13 @@ def _fits(fits: Mapping[str, Fit]) -> str:
         "<code>headrace bench --workload fitted:FILE</code>. A distance of at most "
         f"{GOOD_DISTANCE} counts as a fit.</p>{''.join(parts)}</section>"
     )
+
+
+def _interval_text(interval: Interval | None) -> str:
+    if interval is None:
+        return "unknown"
+    low, high = interval
+    return "given" if low == high else f"{low:.5g} to {high:.5g}"
 
 
 _FAMILIES = {"gev": "generalized extreme value", "gpd": "generalized Pareto", "zipf": "Zipf"}

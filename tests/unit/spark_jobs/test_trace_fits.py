@@ -7,7 +7,7 @@ import pytest
 from headrace.cli.bench.distributions import Popularity, SizeModel, Tail
 from headrace.cli.bench.models import ETC, POOLS, model_of
 from headrace.wire.request_trace import ALL_KEYS
-from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, fit_all, fit_gev, fit_gpd, fit_zipf
+from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, Fit, Interval, fit_all, fit_gev, fit_gpd, fit_zipf
 from spark_jobs.trace_analysis.histogram import GROUPS, count_by_group
 from spark_jobs.trace_analysis.model import hourly_load, model_of_summary
 from spark_jobs.trace_analysis.requests import taken
@@ -24,6 +24,12 @@ def counted(numbers: np.ndarray, seed: int = 1) -> np.ndarray:
     return count_by_group(numbers, groups)
 
 
+def interval(fit: Fit, name: str) -> Interval:
+    found = fit.intervals[name]
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     "tail", [Tail("gev", 30.8, 8.2, 0.079), Tail("gev", 900.0, 300.0, -0.2), Tail("gev", 50, 5, 0.3)]
 )
@@ -35,7 +41,7 @@ def test_a_generalized_extreme_value_distribution_comes_back(tail: Tail) -> None
     assert fit.describes
     for name, wanted in (("location", tail.location), ("scale", tail.scale), ("shape", tail.shape)):
         assert fit.parameters[name] == pytest.approx(wanted, rel=0.05)
-        low, high = fit.intervals[name]
+        low, high = interval(fit, name)
         assert low - (high - low) / 2 < wanted < high + (high - low) / 2
         assert high - low < 0.2 * abs(wanted)
 
@@ -64,7 +70,7 @@ def test_intervals_have_the_parameters_if_few_keys_have_most_requests(exponent: 
         keys = popularity.ranks(chance.random(20_000))
         fit = fit_gpd("value_bytes", count_by_group(sizes[keys], groups[keys]), 15)
         assert fit is not None
-        intervals = [(fit.intervals[name], getattr(tail, name)) for name in ("scale", "shape")]
+        intervals = [(interval(fit, name), getattr(tail, name)) for name in ("scale", "shape")]
         covered += sum(low <= wanted <= high for (low, high), wanted in intervals)
     assert least <= covered <= 50
 
@@ -93,7 +99,31 @@ def test_a_zipf_law_comes_back(exponent: float, keys: int, new: float, count: in
     assert fit.parameters["exponent"] == pytest.approx(exponent, rel=0.05)
     assert fit.parameters["keys"] == pytest.approx(keys, rel=0.05)
     assert fit.parameters["new_key_rate"] == pytest.approx(new, rel=0.05, abs=0.001)
-    assert fit.intervals["exponent"][0] < fit.parameters["exponent"] < fit.intervals["exponent"][1]
+    assert interval(fit, "exponent")[0] < fit.parameters["exponent"] < interval(fit, "exponent")[1]
+
+
+def test_an_even_popularity_has_an_exponent_near_zero() -> None:
+    """The curvature of the likelihood is 0 there; the interval begins at 0 and ends where the law fits less well."""
+    fit = fit_zipf(counted(np.random.default_rng(3).poisson(20, 10_000)), 1.0, 200_000)
+    assert fit is not None
+    assert fit.parameters["exponent"] == pytest.approx(0.0, abs=0.02)
+    low, high = interval(fit, "exponent")
+    assert low == 0
+    assert 0.01 < high < 0.05
+    assert fit.parameters["keys"] == pytest.approx(10_000, rel=0.01)
+
+
+@pytest.mark.parametrize("group", [0, GROUPS - 1])
+def test_keys_of_one_group_have_no_distance_and_no_intervals(group: int) -> None:
+    """They are all in one half, and there is nothing to compare them with."""
+    numbers = np.random.default_rng(1).integers(20, 2_000, 3_000)
+    counts = count_by_group(numbers, np.full(3_000, group))
+    popularity = count_by_group(np.random.default_rng(1).geometric(0.05, 3_000), np.full(3_000, group))
+    for fit in (fit_gpd("value_bytes", counts, 15), fit_zipf(popularity, 1.0, 60_000)):
+        assert fit is not None
+        assert fit.distance is None
+        assert not fit.describes
+        assert fit.family == "zipf" or set(fit.intervals.values()) == {None}
 
 
 def test_a_short_trace_says_that_it_cannot_tell() -> None:
@@ -104,7 +134,7 @@ def test_a_short_trace_says_that_it_cannot_tell() -> None:
     assert fit is not None
     model = model_of_summary(summary, {"popularity": fit}, trace)
     assert (model.keys, model.new_key_rate) == (summary.keys, 0.0)
-    assert fit.intervals["keys"][1] > 2 * fit.intervals["keys"][0]
+    assert interval(fit, "keys")[1] > 2 * interval(fit, "keys")[0]
     assert "too short" in fit.notes[0]
 
 
@@ -115,6 +145,7 @@ def test_what_is_no_such_distribution_is_told() -> None:
         assert fit_gev("key_bytes", counted(numbers)) is None
     fit = fit_gpd("value_bytes", counted(np.append(sizes, 30)), 15)
     assert fit is not None
+    assert fit.distance is not None
     assert fit.distance > 2 * GOOD_DISTANCE
     assert not fit.describes
 

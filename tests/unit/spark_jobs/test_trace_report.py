@@ -1,6 +1,8 @@
 """The page: whole in one file, readable without colours and scripts, and with the numbers of the analysis."""
 
 import functools
+import io
+import json
 import math
 import re
 from dataclasses import replace
@@ -11,11 +13,13 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from headrace.cli.bench.models import ETC, POOLS, WorkloadModel, model_of
+from rich.console import Console
 from spark_jobs.trace_analysis.analysis import Analysis, analysed
 from spark_jobs.trace_analysis.charts import cumulative
 from spark_jobs.trace_analysis.histogram import count
 from spark_jobs.trace_analysis.plots import Axis, Plot, Series, number_text, svg
 from spark_jobs.trace_analysis.summary import summarise
+from spark_jobs.workload import show_workload
 
 from tests.unit.spark_jobs.trace_parts import drawn
 
@@ -123,6 +127,23 @@ def test_a_small_trace_has_a_page_as_well(tmp_path: Path) -> None:
         assert "What is requested" in page.headings
         assert "Load over the day" not in page.headings
     assert "a sample of 0.3 of the keys" in (tmp_path / "workload.html").read_text()
+
+
+def test_what_is_not_known_of_one_key_is_no_number(tmp_path: Path) -> None:
+    """Its fits have no interval and no distance: null in JSON, which has no NaN, and said to be unknown elsewhere."""
+    found = analysis(replace(ETC, keys=1, new_key_rate=0.0), 3_000)
+    document = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    fit = document["fits"]["value_bytes"]
+    assert (fit["kolmogorov_smirnov_distance"], fit["intervals"]["shape"], fit["describes"]) == (None, None, False)
+    found.write(tmp_path)
+    text = (tmp_path / "workload.html").read_text()
+    assert "nan" not in text.lower()
+    assert "distance unknown" in text
+    assert "<td>unknown</td>" in text
+    printed = io.StringIO()
+    shown = {**document, "page": "workload.html", "model": "model.json"}
+    show_workload(shown, Console(file=printed, width=200))
+    assert "(distance unknown); it does not describe the data" in printed.getvalue()
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
