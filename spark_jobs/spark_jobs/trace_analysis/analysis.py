@@ -46,7 +46,7 @@ class Analysis:
 
         directory.mkdir(parents=True, exist_ok=True)
         (directory / MODEL).write_text(self.model.as_json(), "utf-8")
-        page = report(self.trace, self.summary, self.charts, self.fits, self.damaged)
+        page = report(self.trace, self.summary, self.charts, self.fits, self.model, self.damaged)
         (directory / PAGE).write_text(page, "utf-8")
         text, number = pyarrow.string(), pyarrow.float64()
         columns = {"measure": text, "series": text, "name": text, "x": number, "x_label": text}

@@ -218,7 +218,8 @@ def fit_zipf(counts: Counts, fraction: float, requests: int) -> Fit | None:
         distance = _distance(half.binned(held_out), np.cumsum(expected) / max(expected.sum(), 1e-300))
     notes: tuple[str, ...] = ()
     if keys is None or keys[1] > 2 * keys[0]:
-        notes = ("The trace is too short to tell keys that are used rarely from keys that are used once.",)
+        short = "The trace is too short to tell keys that are used rarely from keys that are used once."
+        notes = (f"{short} The model has the number of keys in the trace, and no new ones.",)
     return Fit("popularity", "zipf", parameters, intervals, distance, int(held_out.sum()), int(total.sum()), notes)
 
 

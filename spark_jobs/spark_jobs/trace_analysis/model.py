@@ -26,7 +26,7 @@ MAX_GAP_US = 3e11
 
 
 def model_of_summary(summary: Summary, fits: Mapping[str, Fit], trace: TableTrace) -> WorkloadModel:
-    """Return the model of a trace; a distribution that does not describe its sizes is replaced by their quantiles.
+    """Return the model of a trace, with those fits that `model_has`, and with the rate of the table.
 
     Args:
         summary: Counts of a trace.
@@ -55,6 +55,13 @@ def model_of_summary(summary: Summary, fits: Mapping[str, Fit], trace: TableTrac
         gap_us=_gap_us(span_seconds(summary) * 1e6 / trace.seen_requests, fits.get("gap_us")),
         hourly_load=hourly_load(summary.minutes),
     )
+
+
+def model_has(fit: Fit) -> bool:
+    """Return whether a model has the fit; it replaces those that do not describe sizes, and gaps without a mean."""
+    if fit.name == "gap_us":
+        return fit.parameters["shape"] < 1
+    return fit.name == "popularity" or fit.describes
 
 
 def span_seconds(summary: Summary) -> float:
@@ -93,13 +100,13 @@ def traced_minutes(minutes: Mapping[int, int], period: int, parts: int) -> Count
 
 
 def _key_bytes(counts: Counts, fit: Fit | None) -> SizeModel:
-    if fit is not None and fit.describes:
+    if fit is not None and model_has(fit):
         return SizeModel((), (), fit.tail, MAX_KEY_BYTES, least=1)
     return _table(counts, MAX_KEY_BYTES)
 
 
 def _value_bytes(counts: Counts, fit: Fit | None) -> SizeModel:
-    if fit is None or not fit.describes:
+    if fit is None or not model_has(fit):
         return _table(counts, MAX_VALUE_BYTES)
     shares = counts[:TAIL_START] / counts.sum()
     return SizeModel(tuple(range(TAIL_START)), tuple(shares.tolist()), fit.tail, MAX_VALUE_BYTES)
@@ -113,9 +120,7 @@ def _gap_us(average: float, fit: Fit | None) -> Tail:
         fit: Gaps of the requests of a server: of a table with leaders on several they are longer.
     """
     average = min(max(average, 1e-3), MAX_GAP_US) if average else DEFAULT_GAP_US
-    shape = fit.parameters["shape"] if fit is not None else 0.0
-    if shape >= 1:  # It has no mean.
-        shape = 0.0
+    shape = fit.parameters["shape"] if fit is not None and model_has(fit) else 0.0
     return Tail("gpd", 0.0, average * (1 - shape), shape)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 
+from headrace.cli.bench.models import MAX_KEYS, WorkloadModel
+
 from spark_jobs.trace_analysis.cache import Chart
 from spark_jobs.trace_analysis.fits import GOOD_DISTANCE, Fit, Interval
 from spark_jobs.trace_analysis.histogram import mean
-from spark_jobs.trace_analysis.model import span_seconds
+from spark_jobs.trace_analysis.model import model_has, span_seconds
 from spark_jobs.trace_analysis.plots import Plot, legend, number_text, svg
 from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import Summary
@@ -45,7 +47,14 @@ th:first-child,td:first-child{text-align:left}th{font-weight:600}
 """.replace("\n", "")
 
 
-def report(trace: TableTrace, summary: Summary, charts: Sequence[Chart], fits: Mapping[str, Fit], damaged: int) -> str:
+def report(
+    trace: TableTrace,
+    summary: Summary,
+    charts: Sequence[Chart],
+    fits: Mapping[str, Fit],
+    model: WorkloadModel,
+    damaged: int,
+) -> str:
     """Return the page.
 
     Args:
@@ -53,6 +62,7 @@ def report(trace: TableTrace, summary: Summary, charts: Sequence[Chart], fits: M
         summary: Its counts.
         charts: Results to show, in order.
         fits: Distributions that were fitted.
+        model: Model of the workload.
         damaged: Records that were not blocks of a trace.
     """
     title = f"Workload of the table {trace.table}"
@@ -61,7 +71,7 @@ def report(trace: TableTrace, summary: Summary, charts: Sequence[Chart], fits: M
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><main><header><h1>{escape(title)}</h1>{_intro(trace, summary, damaged)}"
-        f"</header>{_cards(trace, summary)}{sections}{_fits(fits)}</main></body></html>\n"
+        f"</header>{_cards(trace, summary)}{sections}{_fits(fits, model)}</main></body></html>\n"
     )
 
 
@@ -78,7 +88,8 @@ def _intro(trace: TableTrace, summary: Summary, damaged: int) -> str:
     if trace.dropped_requests:
         share = trace.dropped_requests / (trace.dropped_requests + trace.requests)
         notes.append(
-            f"{trace.dropped_requests:,} sampled requests ({share:.2%}) were dropped by servers: rates are too low."
+            f"{trace.dropped_requests:,} sampled requests ({share:.2%}) were dropped by servers: the mean rate "
+            "includes them; load over time, causes of misses, popularity, reuse and caches do not."
         )
     if damaged:
         notes.append(f"{damaged:,} records were not blocks of a trace and were skipped.")
@@ -123,7 +134,7 @@ def _numbers(plot: Plot) -> str:
     return f'<details><summary>Numbers</summary><div class="scroll">{"".join(tables)}</div></details>'
 
 
-def _fits(fits: Mapping[str, Fit]) -> str:
+def _fits(fits: Mapping[str, Fit], model: WorkloadModel) -> str:
     head = "<tr><th>parameter</th><th>value</th><th>95 % interval</th></tr>"
     parts = []
     for fit in fits.values():
@@ -131,13 +142,7 @@ def _fits(fits: Mapping[str, Fit]) -> str:
         for name, value in fit.parameters.items():
             interval = _interval_text(fit.intervals[name])
             lines.append(f"<tr><td>{escape(name)}</td><td>{value:.5g}</td><td>{interval}</td></tr>")
-        verdict = "describes the data" if fit.describes else "does not describe the data: use the quantiles"
-        distance = "unknown" if fit.distance is None else f"{fit.distance:.4f}"
-        notes = (
-            f"Kolmogorov-Smirnov distance {distance} to the half of the keys that was held out "
-            f"({fit.held_out:,}); the fit {verdict}.",
-            *fit.notes,
-        )
+        notes = (_verdict(fit), *fit.notes)
         text = "".join(f"<p class='soft'>{escape(note)}</p>" for note in notes)
         title = f"{fit.name}: {_FAMILIES[fit.family]}"
         parts.append(
@@ -146,11 +151,29 @@ def _fits(fits: Mapping[str, Fit]) -> str:
         )
     if not parts:
         parts = ["<p>The trace has too few requests for a fit.</p>"]
+    most = ""
+    if model.keys == MAX_KEYS:
+        most = f" The model has {MAX_KEYS:,} keys, the most that one can have; the table may have more."
     return (
         "<section><h2>Distributions that fit</h2><p>The model of the workload, for "
         "<code>headrace bench --workload fitted:FILE</code>. A distance of at most "
-        f"{GOOD_DISTANCE} counts as a fit.</p>{''.join(parts)}</section>"
+        f"{GOOD_DISTANCE} counts as a fit. Intervals are rough if few keys have most requests.{most}</p>"
+        f"{''.join(parts)}</section>"
     )
+
+
+def _verdict(fit: Fit) -> str:
+    """Return how far a fit describes the data, and what the model has where it does not."""
+    distance = "unknown" if fit.distance is None else f"{fit.distance:.4f}"
+    text = (
+        f"Kolmogorov-Smirnov distance {distance} to the half of the keys that was held out ({fit.held_out:,}); the fit "
+        f"{'describes' if fit.describes else 'does not describe'} the data."
+    )
+    if not model_has(fit):
+        return f"{text} The model has {_REPLACEMENTS[fit.name]} instead."
+    if fit.name == "gap_us":
+        return f"{text} The model has its shape, with the rate of the table."
+    return text if fit.describes else f"{text} The model has it nevertheless."
 
 
 def _interval_text(interval: Interval | None) -> str:
@@ -160,4 +183,9 @@ def _interval_text(interval: Interval | None) -> str:
     return "given" if low == high else f"{low:.5g} to {high:.5g}"
 
 
+_REPLACEMENTS = {
+    "key_bytes": "the quantiles of the sizes",
+    "value_bytes": "the quantiles of the sizes",
+    "gap_us": "gaps of independent requests",
+}
 _FAMILIES = {"gev": "generalized extreme value", "gpd": "generalized Pareto", "zipf": "Zipf"}

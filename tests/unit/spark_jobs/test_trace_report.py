@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-from headrace.cli.bench.models import ETC, POOLS, WorkloadModel, model_of
+from headrace.cli.bench.models import ETC, MAX_KEYS, POOLS, WorkloadModel, model_of
 from rich.console import Console
 from spark_jobs.trace_analysis.analysis import Analysis, analysed
 from spark_jobs.trace_analysis.charts import cumulative
+from spark_jobs.trace_analysis.fits import Fit
 from spark_jobs.trace_analysis.histogram import count
+from spark_jobs.trace_analysis.model import model_of_summary
 from spark_jobs.trace_analysis.plots import Axis, Plot, Series, number_text, svg
+from spark_jobs.trace_analysis.report import report
 from spark_jobs.trace_analysis.summary import summarise
 from spark_jobs.workload import show_workload
 
@@ -144,6 +147,48 @@ def test_what_is_not_known_of_one_key_is_no_number(tmp_path: Path) -> None:
     shown = {**document, "page": "workload.html", "model": "model.json"}
     show_workload(shown, Console(file=printed, width=200))
     assert "(distance unknown); it does not describe the data" in printed.getvalue()
+
+
+def fitted(name: str, distance: float, shape: float = 0.2) -> Fit:
+    fit = week().fits[name]
+    parameters = fit.parameters if name == "popularity" else {**fit.parameters, "shape": shape}
+    return replace(fit, distance=distance, parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("fit", "text"),
+    [
+        (("key_bytes", 0.01), "describes the data.<"),
+        (("key_bytes", 0.2), "does not describe the data. The model has the quantiles of the sizes instead.<"),
+        (("value_bytes", 0.2), "does not describe the data. The model has the quantiles of the sizes instead.<"),
+        (("popularity", 0.2), "does not describe the data. The model has it nevertheless.<"),
+        (("gap_us", 0.2), "does not describe the data. The model has its shape, with the rate of the table.<"),
+        (("gap_us", 0.01, 1.2), "describes the data. The model has gaps of independent requests instead.<"),
+    ],
+)
+def test_the_page_says_what_the_model_has(fit: tuple[str, float, float], text: str) -> None:
+    """Quantiles of sizes alone replace a fit that does not describe the data, and the model agrees with the page."""
+    found = week()
+    fits = {fit[0]: fitted(*fit)}
+    model = model_of_summary(found.summary, fits, found.trace)
+    assert text in report(found.trace, found.summary, found.charts, fits, model, 0)
+    if fit[0] == "key_bytes":
+        assert ("quantiles" in text) == (model.key_bytes.tail is None)
+    if fit[0] == "gap_us":
+        assert ("shape" in text) == (model.gap_us.shape == 0.2)
+
+
+def test_the_page_says_what_drops_and_the_limit_of_keys_change() -> None:
+    """The mean rate counts requests that were dropped; a model has at most 10,000,000 keys."""
+    found = week()
+    trace = replace(found.trace, dropped_requests=1_000)
+    model = replace(found.model, keys=MAX_KEYS)
+    text = report(trace, found.summary, found.charts, found.fits, model, 0)
+    assert (
+        "1,000 sampled requests (0.33%) were dropped by servers: the mean rate includes them; load over time," in text
+    )
+    assert "The model has 10,000,000 keys, the most that one can have; the table may have more." in text
+    assert "the most that one can have" not in report(trace, found.summary, found.charts, found.fits, found.model, 0)
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
