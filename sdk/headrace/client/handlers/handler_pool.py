@@ -379,13 +379,20 @@ class HandlerPool:
         return self.queue.running == 0
 
     def finish(self) -> Operation[RunSummary]:
-        """Commit finished records, and seek the consumer to the first unfinished ones."""
+        """Commit finished records, and seek the consumer to the first unfinished ones.
+
+        Handlers that are still running change no offset any more.
+        """
+        positions, uncommitted = {}, 0
         with self.lock:
-            self.queue.revoke_all()
-            trackers = {where: self.queue.tracker(where) for where in self.queue.partitions()}
-            open_records = sum(tracker.span for tracker in trackers.values() if tracker is not None)
-            for where in trackers:
+            for where in self.queue.partitions():
+                tracker = self.queue.tracker(where)
+                assert tracker is not None
+                positions[where] = tracker.position
+                uncommitted += tracker.span
                 self._leave_in_order(where)
+                self.queue.close(where)
+                self._poison_records.closed(where)
         session = self._group.session
         with session.lock:
             session.auto_commit()
@@ -394,12 +401,11 @@ class HandlerPool:
             yield from session.await_commit(ticket, self.options.drain_timeout_ms / 1000)
         with session.lock:
             self._group.work = None
-        positions = {where: tracker.position for where, tracker in trackers.items() if tracker is not None}
         self._group.go_back(positions)
         return RunSummary(
             handled=self.handled,
             failed=self.failed,
             dead_letters=self.dead_letters,
             seconds=(monotonic_ms() - self._started_ms) / 1000,
-            uncommitted=open_records,
+            uncommitted=uncommitted,
         )

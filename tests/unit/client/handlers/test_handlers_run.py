@@ -152,6 +152,29 @@ def test_a_handler_that_hangs_is_left_behind_and_its_record_given_up(clicks, gro
         hangs.set()
 
 
+def test_a_handler_that_returns_after_the_run_moves_no_offset(clicks, groups):
+    """The application has read and committed all records in the meantime."""
+    fill(clicks, 5)
+    threads, returns = [], threading.Event()
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            threads.append(threading.current_thread())
+            consumer.stop()
+            assert returns.wait(WAIT)
+
+        summary = consumer.run(handle, concurrency=1, ordering="partition", drain_timeout_ms=1)
+        assert summary.handled == 0
+        left = 5
+        while left:
+            left -= len(consumer.poll(WAIT))
+        assert len(consumer.poll(0)) == 0
+        consumer.commit()
+        returns.set()
+        threads[0].join(WAIT)
+    assert groups.offset("clicks", 0) == 5
+
+
 def test_what_ends_a_handlers_thread_ends_the_run(clicks, groups):
     fill(clicks, 3)
     with consumer_for(clicks) as consumer:
