@@ -389,7 +389,7 @@ class HandlerPool:
                 tracker = self.queue.tracker(where)
                 assert tracker is not None
                 positions[where] = tracker.position
-                uncommitted += tracker.span
+                uncommitted += tracker.started
                 self._leave_in_order(where)
                 self.queue.close(where)
                 self._poison_records.closed(where)

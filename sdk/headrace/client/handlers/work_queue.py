@@ -262,6 +262,7 @@ class WorkQueue:
         task = key_queue.tasks[0]
         task.is_running = True
         task.attempts += not task.is_given_up
+        task.tracker.start(task.record.offset)
         self.running += 1
         part = self._parts.get(task.where)
         if part is not None and part.tracker is task.tracker:

@@ -125,6 +125,22 @@ def test_a_partition_that_is_given_up_begins_nothing_more_and_is_ready_when_noth
     assert queue.tracker(P0).position == 1
 
 
+def test_records_that_a_handler_has_had_are_counted_until_the_committable_offset_is_above_them():
+    """Failed, finished out of order and running ones; not those that only wait."""
+    queue = queue_of(attempts=3, backoff_ms=5, backoff_max_ms=5)
+    for offset in range(6):
+        queue.add(record(offset, key=None), 0)
+    tracker = queue.tracker(P0)
+    tasks = [queue.take(0) for _ in range(4)]
+    assert (tracker.span, tracker.started) == (6, 4)
+    queue.succeeded(tasks[0])
+    queue.failed(tasks[1], ValueError(), 0)
+    queue.succeeded(tasks[2])
+    assert (tracker.position, tracker.started) == (1, 3)
+    assert [queue.take(100).record.offset for _ in range(3)] == [4, 5, 1]
+    assert tracker.started == 5
+
+
 def test_what_still_runs_of_a_lost_partition_means_nothing_and_holds_back_its_key_in_the_next_term():
     queue = queue_of()
     queue.add(record(0), 0)
