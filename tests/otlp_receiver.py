@@ -22,6 +22,8 @@ class ReceivedSpan:
 
     process: str
     """`service.instance.id`, or else `service.name`."""
+    service: str
+    """`service.name`."""
     name: str
     trace_id: str
     span_id: str
@@ -98,12 +100,14 @@ def spans_of(request: Any) -> list[ReceivedSpan]:
     found = []
     for of_resource in request.resource_spans:
         resource = _values(of_resource.resource.attributes)
-        process = str(resource.get("service.instance.id") or resource["service.name"])
+        service = str(resource["service.name"])
+        process = str(resource.get("service.instance.id") or service)
         for scope in of_resource.scope_spans:
             for span in scope.spans:
                 found.append(
                     ReceivedSpan(
                         process,
+                        service,
                         span.name,
                         span.trace_id.hex(),
                         span.span_id.hex(),

@@ -43,7 +43,7 @@ async def exported_spans(endpoint: str, *, name: str, cluster: str) -> AsyncIter
 
     Args:
         endpoint: base URL of the collector; if empty, the standard variables name it, and without them nothing is done.
-        name: of the process, such as `broker-1`.
+        name: of the process, such as `broker-1`: its kind, and an id that may have dashes, too.
         cluster: name of the cluster.
 
     Raises:
@@ -63,7 +63,7 @@ async def exported_spans(endpoint: str, *, name: str, cluster: str) -> AsyncIter
             f"spans cannot be exported without {error.name}", action="Run `pip install 'headrace-server[tracing]'`."
         ) from error
     own = {
-        "service.name": f"headrace-{name.rpartition('-')[0] or name}",
+        "service.name": f"headrace-{name.partition('-')[0]}",
         "service.namespace": cluster,
         "service.instance.id": name,
         "service.version": RELEASE,

@@ -144,6 +144,21 @@ def test_spans_arrive_at_the_collector_with_the_name_of_the_process(monkeypatch)
     assert begin_call(PATH, "grpc", Call(("traceparent", SAMPLED))) is None
 
 
+def test_the_service_of_a_coordinator_does_not_have_its_id(monkeypatch):
+    """In the chart the id is the name of a pod, another one after each rollout."""
+    monkeypatch.setattr(call_spans, "MAX_CALLS_PER_SECOND", 10**9)
+
+    async def main(endpoint):
+        async with exported_spans(endpoint, name="coordinator-eu-7d9f8b6c5-x2x4z", cluster="east"):
+            make_spans(1)
+
+    with OtlpReceiver() as receiver:
+        asyncio.run(main(receiver.endpoint))
+        spans = receiver.spans()
+    assert {span.process for span in spans} == {"coordinator-eu-7d9f8b6c5-x2x4z"}
+    assert {span.service for span in spans} == {"headrace-coordinator"}
+
+
 @pytest.mark.parametrize("is_away", [True, False], ids=["away", "silent"])
 def test_a_collector_that_is_away_or_silent_delays_no_call(is_away, monkeypatch, caplog):
     """Ten times as many spans as the queue holds: none waits, memory is bounded, and the process stops in seconds."""
