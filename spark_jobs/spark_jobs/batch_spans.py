@@ -23,8 +23,7 @@ def _start(telemetry: OpenTelemetry, name: str, attributes: Mapping[str, str | i
         "messaging.operation.type": "process",
         **attributes,
     }
-    kind = telemetry.kind("CONSUMER")
-    return telemetry.tracer.start_span(f"process {name}", telemetry.current(), kind, attributes, (), start_ns)
+    return telemetry.start_span(f"process {name}", telemetry.current(), "CONSUMER", attributes, (), start_ns)
 
 
 @contextlib.contextmanager
@@ -37,14 +36,15 @@ def commit_span(topic: str, records: int) -> Iterator[None]:
     attributes: dict[str, str | int] = {"messaging.destination.name": topic, "messaging.batch.message_count": records}
     span = _start(telemetry, topic, attributes, None)
     token = telemetry.attach(telemetry.context_of(span))
+    error_type = ""
     try:
         yield
     except BaseException as error:
-        telemetry.fail(span, type(error).__qualname__)
+        error_type = type(error).__qualname__
         raise
     finally:
         telemetry.detach(token)
-        span.end()
+        telemetry.end_span(span, {}, error_type)
 
 
 def record_micro_batch(query: str, progress: Mapping[str, Any]) -> None:
@@ -58,4 +58,5 @@ def record_micro_batch(query: str, progress: Mapping[str, Any]) -> None:
         "spark.streaming.batch_id": int(progress["batchId"]),
     }
     span = _start(telemetry, query, attributes, start_ns)
-    span.end(start_ns + int(progress["durationMs"]["triggerExecution"]) * 1_000_000)
+    end_ns = start_ns + int(progress["durationMs"]["triggerExecution"]) * 1_000_000
+    telemetry.end_span(span, {}, end_ns=end_ns)

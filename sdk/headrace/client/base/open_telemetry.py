@@ -5,8 +5,9 @@ spans. So `import headrace` needs no package of OpenTelemetry, and the lookup co
 for each batch or poll.
 """
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,25 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
 
+_log = logging.getLogger("headrace.client")
+
 SYSTEM = "headrace"
 """Value of `messaging.system`."""
 INSTRUMENTATION = "headrace"
 
 
 class OpenTelemetry:
-    """API with the tracer of one provider. Immutable, any thread.
+    """API with the tracer of one provider. Any thread.
+
+    Samplers and span processors are code of the application, and the SDK passes their errors on. They are logged once,
+    and affect no record.
 
     Attributes:
-        tracer: the tracer of this library.
         current: returns the current context; the same object until another one is attached.
-        kind: returns the span kind `PRODUCER`, `CONSUMER` or `CLIENT`.
         root: a context without a span.
     """
 
-    __slots__ = ("_contexts", "_traces", "_variable", "current", "kind", "provider", "root", "tracer")
+    __slots__ = ("_contexts", "_has_failed", "_tracer", "_traces", "_variable", "current", "provider", "root")
 
     def __init__(self, traces: Any, contexts: Any, provider: "TracerProvider") -> None:
         """`traces` and `contexts` are the modules `opentelemetry.trace` and `opentelemetry.context`."""
@@ -39,8 +43,8 @@ class OpenTelemetry:
 
         self._traces, self._contexts = traces, contexts
         self.provider = provider
-        self.tracer: Tracer = provider.get_tracer(INSTRUMENTATION, __version__)
-        self.kind: Callable[[str], Any] = traces.SpanKind.__members__.__getitem__
+        self._tracer: Tracer = provider.get_tracer(INSTRUMENTATION, __version__)
+        self._has_failed = False
         self.root: Context = contexts.Context()
         # The variable itself, if it is where it has always been: a fifth of the cost of the function over it, and
         # `send` asks for each record.
@@ -85,10 +89,40 @@ class OpenTelemetry:
         """Return a link to a span."""
         return self._traces.Link(linked)
 
-    def fail(self, span: "Span", error_type: str) -> None:
-        """Mark a span as failed. Messages of errors are left out, because they may quote a value."""
-        span.set_attribute("error.type", error_type)
-        span.set_status(self._traces.StatusCode.ERROR)
+    def start_span(
+        self,
+        name: str,
+        parent: "Context",
+        kind: str,
+        attributes: Mapping[str, Any],
+        links: Sequence[Any] = (),
+        start_ns: int | None = None,
+    ) -> "Span":
+        """Start a span of the kind `PRODUCER`, `CONSUMER` or `CLIENT`; if that fails, return the parent unrecorded."""
+        try:
+            return self._tracer.start_span(name, parent, self._traces.SpanKind[kind], attributes, links, start_ns)
+        except Exception:
+            self._log_failure("started")
+            unrecorded: Span = self._traces.NonRecordingSpan(self.span_context(parent))
+            return unrecorded
+
+    def end_span(
+        self, span: "Span", attributes: Mapping[str, Any], error_type: str = "", end_ns: int | None = None
+    ) -> None:
+        """End a span with further attributes. Messages of errors are left out, because they may quote a value."""
+        try:
+            span.set_attributes(attributes)
+            if error_type:
+                span.set_attribute("error.type", error_type)
+                span.set_status(self._traces.StatusCode.ERROR)
+            span.end(end_ns)
+        except Exception:
+            self._log_failure("ended")
+
+    def _log_failure(self, what: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _log.exception("a span could not be %s; records are not affected, and further ones are not logged", what)
 
     def attach(self, context: "Context") -> Any:
         """Make a context the current one; return a token for `detach`."""

@@ -51,15 +51,15 @@ class ReceiveTracing:
             attributes["messaging.destination.name"] = topics[0]
         if len(sources) == 1:
             attributes["messaging.destination.partition.id"] = str(sources[0].partition)
-        span = telemetry.tracer.start_span(
+        span = telemetry.start_span(
             f"receive {topics[0]}" if len(topics) == 1 else "receive",
             telemetry.current(),
-            telemetry.kind("CLIENT"),
+            "CLIENT",
             attributes,
             [telemetry.link(telemetry.remote(each)) for each in contexts_of(batches)],
             start_ns,
         )
-        span.end()
+        telemetry.end_span(span, {})
 
     def processing(self, record: Record) -> "ProcessSpan | None":
         """Return the span of a handler, not begun yet; `None` if the record has no context."""
@@ -99,18 +99,14 @@ class ProcessSpan:
         if around.is_valid:
             links.append(telemetry.link(around))
         parent: Context = telemetry.below(created)
-        self._span = telemetry.tracer.start_span(
-            self._name, parent, telemetry.kind("CONSUMER"), self._attributes, links
-        )
+        self._span = telemetry.start_span(self._name, parent, "CONSUMER", self._attributes, links)
         self._token = telemetry.attach(telemetry.context_of(self._span))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """End it. The text of an error is not part of it: it may quote the record."""
         self._telemetry.detach(self._token)
-        if error is not None:
-            self._telemetry.fail(self._span, error_type(error))
-        self._span.end()
+        self._telemetry.end_span(self._span, {}, "" if error is None else error_type(error))
 
 
 def contexts_of(batches: Iterable[DecodedBatch]) -> list[TraceParent]:

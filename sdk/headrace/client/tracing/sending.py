@@ -11,7 +11,6 @@ A context that the application has put into `headers` stays as it is, and the sp
 """
 
 import contextlib
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ from headrace.wire.trace_context import BATCH_TRACEPARENT, TRACEPARENT, parse_tr
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
-
-_log = logging.getLogger("headrace.client")
 
 OFFSET_BYTES = 4
 """Bytes that a batch with headers has for each record."""
@@ -49,8 +46,7 @@ class SendSpan:
     def fail(self, error: BaseException) -> None:
         """End the span of a record that was not accepted."""
         if self.span is not None:
-            self.telemetry.fail(self.span, error_type(error))
-            self.span.end()
+            self.telemetry.end_span(self.span, {}, error_type(error))
 
 
 class BatchSpans:
@@ -132,16 +128,11 @@ class BatchSpans:
 
     def end(self, where: TopicPartition, offset_of: Callable[[int], int], error: HeadraceError | None) -> None:
         """End the spans with the result of the batch."""
-        try:
-            for span, index in self._spans:
-                span.set_attribute("messaging.destination.partition.id", str(where.partition))
-                if error is not None:
-                    self._telemetry.fail(span, error_type(error))
-                elif (offset := offset_of(index)) >= 0:
-                    span.set_attribute("messaging.headrace.offset", offset)
-                span.end()
-        except Exception:
-            _log.exception("a span could not be ended; records are not affected")
+        for span, index in self._spans:
+            attributes: dict[str, str | int] = {"messaging.destination.partition.id": str(where.partition)}
+            if error is None and (offset := offset_of(index)) >= 0:
+                attributes["messaging.headrace.offset"] = offset
+            self._telemetry.end_span(span, attributes, "" if error is None else error_type(error))
 
 
 class SendTracing:
@@ -202,9 +193,7 @@ class SendTracing:
                 "messaging.destination.name": topic,
                 "messaging.client.id": self._client_id,
             }
-        return telemetry.tracer.start_span(
-            f"send {topic}", parent, telemetry.kind("PRODUCER"), attributes, links, start_ns
-        )
+        return telemetry.start_span(f"send {topic}", parent, "PRODUCER", attributes, links, start_ns)
 
 
 def _is_kept(span: "Span") -> bool:

@@ -152,6 +152,47 @@ def test_spans_that_are_recorded_and_not_sampled_are_ended(log, application):
     assert application.names() == []
 
 
+class FailingProcessor(SpanProcessor):
+    """Processor of an application whose methods of these names fail."""
+
+    def __init__(self, *failing):
+        self._failing = failing
+
+    def on_start(self, span, parent_context=None):
+        if "on_start" in self._failing:
+            raise RuntimeError("planted")
+
+    def on_end(self, span):
+        if "on_end" in self._failing:
+            raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("failing", ["on_start", "on_end"])
+def test_a_span_processor_that_fails_affects_no_record(log, application, failing, caplog):
+    """Of a batch, of a record, of `send_many`, of a refused record, of a poll, and of a handler. It is logged once."""
+    application.set_provider()
+    trace.get_tracer_provider().add_span_processor(FailingProcessor(failing))
+    sampled = trace.SpanContext(7, 8, is_remote=True, trace_flags=trace.TraceFlags(1))
+    token = trace.context_api.attach(trace.set_span_in_context(trace.NonRecordingSpan(sampled)))
+    with log.producer() as producer:
+        producer.send(TOPIC, b"one").result(10)
+        producer.send_many(TOPIC, [b"two"])
+        with pytest.raises(BatchTooLargeError):
+            producer.send(TOPIC, bytes(20 << 20))
+        trace.context_api.detach(token)
+        producer.flush()
+        producer.send(TOPIC, b"three").result(10)
+    values = []
+    with log.consumer(TOPIC, auto_offset_reset="earliest") as consumer:
+        while len(values) < 3:
+            values += [record.value for record in consumer.poll(timeout=10)]
+    assert values == [b"one", b"two", b"three"]
+    calls, summary = run_handler(log, 3, lambda record: None)
+    assert (len(calls), summary.handled, summary.failed) == (3, 3, 0)
+    assert [parse_traceparent(dict(record.headers)["traceparent"].decode()).trace_id for record in calls[:2]] == [7, 7]
+    assert len([line for line in caplog.records if line.name == "headrace.client"]) == 1
+
+
 def test_sends_outside_of_traces_are_sampled_as_a_batch(log, application):
     """The batch has one span, its first record has the context, and consumers show it with every record."""
     application.set_provider()
