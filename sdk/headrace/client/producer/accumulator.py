@@ -449,9 +449,12 @@ def append_nothing(_record: tuple[bytes, bytes]) -> PendingRecord | None:
 def record_cost(value: bytes | TypedRow | None, key: bytes | None, headers: Headers | None) -> int:
     """Return the bytes counted for a record."""
     cost = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
-    for name, data in headers or ():
-        cost += HEADER_OVERHEAD + 4 * len(name) + len(data)
-    return cost
+    return cost + headers_cost(headers) if headers else cost
+
+
+def headers_cost(headers: Headers) -> int:
+    """Return the bytes counted for headers."""
+    return sum(HEADER_OVERHEAD + 4 * len(name) + len(data) for name, data in headers)
 
 
 def with_headers(

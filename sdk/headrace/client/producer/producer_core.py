@@ -32,7 +32,7 @@ from headrace.client.base.serializers import resolve_serializer, serialize
 from headrace.client.interceptors.interceptor import Interceptors, ProducerInterceptor
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import TopicLeaders
-from headrace.client.producer.accumulator import BufferPool, Headers, record_cost
+from headrace.client.producer.accumulator import BufferPool, Headers, headers_cost, record_cost
 from headrace.client.producer.bulk import Bulk, bulk_of
 from headrace.client.producer.futures import FutureType, PendingRecord
 from headrace.client.producer.maintenance import ProducerMaintenance
@@ -148,6 +148,8 @@ class ProducerCore:
         if found.columns is not None or isinstance(record.value, TypedRow):
             record = _typed(record, found.columns)
         buffer = found.buffers[self.topics.choose(found, record.key, record.partition)]
+        if record.cost > buffer.largest and record.span is not None and record.span.adds_header:
+            record = _without_last_header(record)
         return self.open_batches.append(buffer, record, sender)
 
     def append_waiting(self, record: UnsentRecord) -> Operation[PendingRecord]:
@@ -427,6 +429,13 @@ def _typed(record: UnsentRecord, columns: TopicColumns | None) -> UnsentRecord:
     if not isinstance(record.value, TypedRow):
         raise _is_typed(record.topic, columns)
     return record._replace(key=checked_row(record.topic, record.value, record.key, columns), columns=columns)
+
+
+def _without_last_header(record: UnsentRecord) -> UnsentRecord:
+    """Return a record that has no room for the context of its span."""
+    assert record.headers, "the last header is the context"
+    headers, last = record.headers[:-1], record.headers[-1:]
+    return record._replace(headers=headers or None, cost=record.cost - headers_cost(last))
 
 
 def _is_typed(topic: str, columns: TopicColumns) -> SerializationError:

@@ -37,11 +37,16 @@ RecordHeaders = Any
 class SendSpan:
     """Span of one `send`; ended by the batch that takes the record, or by `fail`."""
 
-    __slots__ = ("context", "span", "telemetry")
+    __slots__ = ("adds_header", "context", "span", "telemetry")
 
-    def __init__(self, telemetry: OpenTelemetry, context: "Context", span: "Span | None") -> None:
-        """`span` is `None` for a record of a trace that is not recorded; `context` is that of the call."""
-        self.telemetry, self.context, self.span = telemetry, context, span
+    def __init__(
+        self, telemetry: OpenTelemetry, context: "Context", span: "Span | None", *, adds_header: bool = False
+    ) -> None:
+        """`span` is `None` for a record of a trace that is not recorded; `context` is that of the call.
+
+        `adds_header` is whether the last header of the record is the context of the span.
+        """
+        self.telemetry, self.context, self.span, self.adds_header = telemetry, context, span, adds_header
 
     def fail(self, error: BaseException) -> None:
         """End the span of a record that was not accepted."""
@@ -176,9 +181,10 @@ class SendTracing:
         if not _is_kept(span):  # The sampler does not follow the parent.
             return SendSpan(telemetry, context, None), headers
         identity = span.get_span_context()
-        if identity.trace_flags.sampled and given is None and len(headers or ()) < MAX_RECORD_HEADERS:
+        adds_header = identity.trace_flags.sampled and given is None and len(headers or ()) < MAX_RECORD_HEADERS
+        if adds_header:
             headers = [*(headers or ()), (TRACEPARENT, str(traceparent_for(identity)).encode())]
-        return SendSpan(telemetry, context, span), headers
+        return SendSpan(telemetry, context, span, adds_header=adds_header), headers
 
     def start(
         self, telemetry: OpenTelemetry, topic: str, parent: "Context", *, links: Any = (), start_ns: int | None = None

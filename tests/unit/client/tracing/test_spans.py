@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from headrace import aio
+from headrace.client.producer.accumulator import BATCH_OVERHEAD, record_cost
 from headrace.client.tracing.receiving import MAX_LINKS, contexts_of
 from headrace.wire.errors import BatchTooLargeError
 from headrace.wire.trace_context import parse_traceparent
@@ -261,6 +262,19 @@ def test_a_record_that_is_not_accepted_ends_its_span_as_failed(log, application)
     assert span.attributes["error.type"] == "BATCH_TOO_LARGE"
     assert span.status.status_code is StatusCode.ERROR
     assert span.status.description is None
+
+
+@pytest.mark.parametrize("headers", [None, [("own", b"1")]])
+def test_a_record_without_room_for_its_context_is_sent_without_it(log, application, headers):
+    """Also the first record of a topic, whose limit the producer does not know yet."""
+    log.admin.alter_config(TOPIC, {"max_batch_bytes": 4_096})
+    value = bytes(4_096 - BATCH_OVERHEAD - record_cost(b"", None, headers))
+    application.set_provider()
+    with log.producer() as producer, application.tracer.start_as_current_span("request"):
+        for _ in range(2):
+            producer.send(TOPIC, value, headers=headers).result(10)
+    assert stored_headers(log) == [headers or []] * 2
+    assert [span.attributes["messaging.headrace.offset"] for span in application.spans("send orders")] == [0, 1]
 
 
 def test_the_links_of_a_poll_are_bounded():
