@@ -145,9 +145,10 @@ def error_text(error: BaseException | None, form: Callable[[object], str] = str)
 
 
 class HandlerError(HeadraceError):
-    """A handler of `Consumer.run` failed permanently on a record, and there is no dead-letter topic for it.
+    """A handler of `Consumer.run` failed permanently on a record, and no topic takes its dead letter.
 
-    No offset after the record was committed. The handler's error is chained.
+    There is no dead-letter topic, or the record with the headers of a dead letter exceeds a limit of the topic, or the
+    topic is typed. No offset after the record was committed. The handler's error is chained.
 
     Attributes:
         partition: partition of the record.
@@ -155,11 +156,18 @@ class HandlerError(HeadraceError):
         attempts: number of handler calls with it.
     """
 
-    def __init__(self, partition: TopicPartition, offset: int, attempts: int, cause: str) -> None:
+    def __init__(
+        self, partition: TopicPartition, offset: int, attempts: int, cause: str, *, refused_letter: str = ""
+    ) -> None:
+        """`refused_letter` says why a dead-letter topic cannot take the record."""
+        refused, remedy = "", "set dead_letter"
+        if refused_letter:
+            refused = f"; its dead letter was refused: {refused_letter}"
+            remedy = "raise max_batch_bytes of the dead-letter topic or choose another one"
         super().__init__(
-            f"the handler failed at {partition} offset {offset}, {attempts} times: {cause}",
+            f"the handler failed at {partition} offset {offset}, {attempts} times: {cause}{refused}",
             outcome=Outcome.NOT_APPLIED,
-            action="Correct the handler, set dead_letter, or seek past the record.",
+            action=f"Correct the handler, {remedy}, or seek past the record.",
         )
         self.partition = partition
         self.offset = offset

@@ -171,7 +171,7 @@ class Consumer(RecordStream):
             Counts of the run. The consumer's position is the first unfinished record of each partition.
 
         Raises:
-            HandlerError: If a record failed permanently and there is no dead-letter topic.
+            HandlerError: If a record failed permanently and no dead-letter topic takes it.
             ConfigError: If the consumer has no group, or an option is unknown or out of range.
             HeadraceError: As `poll`.
         """

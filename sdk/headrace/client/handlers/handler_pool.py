@@ -19,7 +19,7 @@ from typing import Any
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.base.config import ConsumerConfig
 from headrace.client.base.config_text import nearest
-from headrace.client.base.errors import ConfigError, HandlerError, error_text
+from headrace.client.base.errors import ConfigError, HandlerError, SerializationError, error_text
 from headrace.client.base.operations import Operation
 from headrace.client.base.records import Deserializers, Record, RecordBatch, bytes_of
 from headrace.client.base.serializers import deserialize
@@ -32,7 +32,7 @@ from headrace.client.group.offsets import OffsetAndMetadata
 from headrace.client.handlers.poison_records import PREFIX, PoisonRecordDetector
 from headrace.client.handlers.work_queue import RetryDecision, RetryPolicy, Task, WorkQueue
 from headrace.client.tracing.receiving import ReceiveTracing
-from headrace.wire.errors import HeadraceError, NotOwnerError, UnknownMemberError
+from headrace.wire.errors import BatchTooLargeError, HeadraceError, NotOwnerError, UnknownMemberError
 from headrace.wire.ids import TopicPartition
 
 log = logging.getLogger("headrace.consumer")
@@ -305,10 +305,14 @@ class HandlerPool:
                 self._given_up(task)
             self._after(task)
 
-    def _given_up(self, task: Task) -> None:
-        """End the run if there is no dead-letter topic."""
-        if self.options.dead_letter is None and not task.tracker.is_over:
-            wrong = HandlerError(task.where, task.record.offset, task.attempts, error_text(task.error, repr))
+    def _given_up(self, task: Task, refused_letter: str = "") -> None:
+        """Start other partitions while the dead letter is written; end the run if no topic takes it."""
+        if task.tracker.is_over:
+            return
+        self._poison_records.given_up(task.where, task.record.offset)
+        if self.options.dead_letter is None or refused_letter:
+            cause, where = error_text(task.error, repr), task.where
+            wrong = HandlerError(where, task.record.offset, task.attempts, cause, refused_letter=refused_letter)
             wrong.__cause__ = task.error
             self.fail(wrong)
 
@@ -321,6 +325,8 @@ class HandlerPool:
         try:
             letter = dead_letter(task.record, task.error, task.attempts, self._config.group_id, now_ms)
             yield WriteLetters(topic, (letter,))
+        except (BatchTooLargeError, SerializationError) as error:  # No retry changes that.
+            self._letter_failed(task, error.message)
         except HeadraceError as error:
             log.warning("%s offset %d: dead letter not written, will retry: %s", task.where, task.record.offset, error)
             self._letter_failed(task)
@@ -330,10 +336,10 @@ class HandlerPool:
         else:
             self.succeeded(task)
 
-    def _letter_failed(self, task: Task) -> None:
-        """Record that writing the dead letter failed, to retry it."""
+    def _letter_failed(self, task: Task, refused_letter: str = "") -> None:
+        """Record that writing the dead letter failed, to retry it unless it was refused."""
         with self.lock:
-            self._given_up(task)
+            self._given_up(task, refused_letter)
             self.queue.not_sent(task, monotonic_ms())
             self._after(task)
 

@@ -187,6 +187,12 @@ class PoisonRecordDetector:
             self._active.pop(where, None)
             self._searched.discard(where)
 
+    def given_up(self, where: TopicPartition, offset: int) -> None:
+        """Let other partitions start records while the dead letter of one that ran alone is written."""
+        part = self._parts.get(where)
+        if part is not None and part.isolated_offset == offset and self._queue.alone == where:
+            self._queue.alone = None
+
     def finished(self, where: TopicPartition, offset: int) -> None:
         """Record that a record is finished."""
         part = self._parts.get(where)
@@ -236,6 +242,7 @@ class PoisonRecordDetector:
             part.is_quarantined = part.is_marked = True
             part.began_ms = now_ms if part.began_ms is None else part.began_ms
             part.isolated_offset = queue.release_first(where, ProcessEndedError(attempts), attempts)
+            queue.alone = None
             return None
         part.is_marked = True
         return ProgressMarker(Mode.ISOLATE, alone + 1, first.offset)

@@ -9,9 +9,10 @@ import time
 import headrace
 import pytest
 from headrace import ConfigError, HandlerError, RetryPolicy, TopicPartition
+from headrace.client.fetch.dead_letter_producer import DeadLetterProducer
 from headrace.v1 import groups_pb2
 from headrace.wire.columns import encode_batch
-from headrace.wire.errors import UnknownMemberError
+from headrace.wire.errors import TimedOutError, UnknownMemberError
 
 from tests.unit.client.consumer.test_group_consumer import consumer_for, fill
 
@@ -108,6 +109,23 @@ def test_without_a_dead_letter_topic_a_poisoned_record_ends_the_run_and_is_not_c
         assert consumer.position(P0) == 1
         assert consumer.poll(WAIT)[0].offset == 1
     assert groups.commits[-1].topics[0].partitions[0].offset in (1, 3)
+
+
+@pytest.mark.parametrize(("value", "headers"), [(bytes(9_400), 0), (b"", 995)], ids=["large", "headers"])
+def test_a_dead_letter_that_its_topic_refuses_ends_the_run(clicks, groups, value, headers):
+    """No retry changes it: the record is not committed, and the error says why."""
+    clicks.create_topic("small", max_batch_bytes=10_000)
+    clicks.append("clicks", encode_batch([value], headers=[[("own", b"")] * headers], base_timestamp_ms=1_000))
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            raise ValueError("poison")
+
+        with pytest.raises(HandlerError, match=r"clicks-0 offset 0, 3 times.*its dead letter was refused") as failed:
+            consumer.run(handle, retry=FAST, dead_letter="small")
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert "max_batch_bytes" in failed.value.action
+    assert groups.offset("clicks", 0) <= 0
 
 
 def test_what_cannot_be_deserialized_is_a_failure_like_any_other(clicks, groups):
@@ -439,6 +457,36 @@ def test_a_record_that_has_ended_enough_processes_is_not_handled_again(clicks, g
         (letter,) = reader
     assert letter.value == b"0/1"
     assert dict(letter.headers)["headrace.dead_letter.attempts"] == b"5"
+
+
+@pytest.mark.parametrize("metadata", ["headrace.run watched", "headrace.run alone=3 offset=1"])
+def test_a_dead_letter_that_is_not_written_yet_holds_up_no_other_partition(clicks, groups, metadata, monkeypatch):
+    """The record was alone while the handler had it; its dead letter is retried meanwhile."""
+    groups.assign(("clicks", 0), ("clicks", 1))
+    store(groups, 1, metadata)
+    fill(clicks, 2)
+    fill(clicks, 1, partition=1)
+    seen, tries = [], []
+
+    def write(_, topic, letters):
+        tries.append(letters)
+        if len(tries) == 50:
+            consumer.stop()
+        raise TimedOutError("no leader")
+
+    monkeypatch.setattr(DeadLetterProducer, "write", write)
+    with consumer_for(clicks) as consumer:
+
+        def handle(record):
+            seen.append((record.partition, record.offset))
+            if record.partition == 0:
+                raise ValueError("poison")
+            consumer.stop()
+
+        summary = consumer.run(handle, concurrency=2, retry=FAST, dead_letter="dead")
+    assert seen[-1] == (1, 0)
+    assert (summary.handled, summary.dead_letters) == (1, 0)
+    assert [groups.offset("clicks", partition) for partition in (0, 1)] == [1, 1]
 
 
 def test_without_a_dead_letter_topic_such_a_record_ends_the_run_with_its_reason(clicks, groups):

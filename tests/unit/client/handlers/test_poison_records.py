@@ -174,6 +174,45 @@ def test_a_trial_is_over_after_a_minute():
     assert [queue.take(0).record.offset, queue.take(0).record.offset] == [1, 2]
 
 
+def start_all(queue, detector, now_ms):
+    """Store the marks that are due, and return the records that start then, without an end of any."""
+    for _ in range(3):
+        for where, _ in detector.step(now_ms):
+            detector.stored(where, now_ms, term=detector.term(where))
+    return list(iter(lambda: queue.take(now_ms), None))
+
+
+@pytest.mark.parametrize("is_quarantined", [True, False])
+def test_other_partitions_continue_while_a_dead_letter_cannot_be_written(is_quarantined):
+    """Of a record that has ended enough processes, or whose handler failed when it ran alone."""
+    queue = WorkQueue("partition", RetryPolicy(attempts=1), random.Random(1))
+    detector = PoisonRecordDetector(queue, attempts=1, watch_ms=WATCH_MS)
+    marks = {P0: ProgressMarker(Mode.ISOLATE, 2, 0) if is_quarantined else ProgressMarker(Mode.WATCH)}
+    for where in (P0, P1):
+        queue.open(where, 0, is_held=True)
+        detector.opened(where, marks.get(where, ProgressMarker()).text)
+        for offset in range(2):
+            queue.add(Record("t", where.partition, offset, 1, None, b"v", ()), 0)
+    started = start_all(queue, detector, 0)
+    if not is_quarantined:
+        (task,) = started
+        queue.failed(task, ValueError(), 0)
+        detector.given_up(P0, 0)
+        started = start_all(queue, detector, 0)
+    letter, other = sorted(started, key=lambda task: task.where)
+    assert (letter.where, letter.is_given_up, other.where) == (P0, True, P1)
+    queue.not_sent(letter, 0)
+    queue.succeeded(other)
+    (other,) = start_all(queue, detector, 0)
+    assert other.where == P1
+    queue.succeeded(other)
+    (letter,) = start_all(queue, detector, ISOLATE_MS // 2)
+    queue.succeeded(letter)
+    detector.finished(P0, 0)
+    assert [task.record.offset for task in start_all(queue, detector, ISOLATE_MS // 2)] == [1]
+    assert queue.alone == P0
+
+
 def test_without_etcd_work_continues_after_a_while():
     """A mark that cannot be stored holds up what is owned for some seconds, and no longer."""
     group = Group({P0: 50})
