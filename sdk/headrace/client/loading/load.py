@@ -24,7 +24,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.consumer.consumer import Consumer
 from headrace.client.loading.explained import explained
-from headrace.client.loading.progress import TOLD_SECONDS, LoadedTopic, Progress
+from headrace.client.loading.progress import TOLD_SECONDS, LoadedTopic, LoadProgress, Progress
 from headrace.display.progress import progress_bar
 from headrace.wire.errors import OffsetOutOfRangeError
 from headrace.wire.ids import TopicPartition
@@ -201,7 +201,8 @@ class _Loading:
                 self._consumer.seek(where, starts[where.topic][where.partition])
             return
         for decoded in batch.decoded_batches:
-            self._loads[decoded.source.topic].add(decoded, None if ends is None else ends[decoded.source])
+            end = None if ends is None else ends[decoded.source]
+            self._report(self._loads[decoded.source.topic].add(decoded, end))
         for where in self._consumer.assignment():
             at = self._consumer.position(where)
             if ends is not None and at >= ends[where]:
@@ -217,10 +218,12 @@ class _Loading:
 
     def _commit(self) -> None:
         for each in self._loads.values():
-            committed = each.commit()
-            if committed is not None and self._progress is not None:
-                self._told_at = time.monotonic()
-                self._progress(committed)
+            self._report(each.commit())
+
+    def _report(self, committed: LoadProgress | None) -> None:
+        if committed is not None and self._progress is not None:
+            self._told_at = time.monotonic()
+            self._progress(committed)
 
     def _tell(self) -> None:
         """Tell that there was no commit for a while."""

@@ -87,8 +87,10 @@ class TopicLoad:
         """Number of the rows that are not committed yet."""
         return 0 if self._writer is None else self._writer.rows
 
-    def add(self, decoded: DecodedBatch, end: int | None) -> None:
-        """Write records to the open files, as far as they are below `end`. A change of columns ends the commit before.
+    def add(self, decoded: DecodedBatch, end: int | None) -> LoadProgress | None:
+        """Write records to the open files, as far as they are below `end`.
+
+        At a change of columns commit the rows before, and return what was committed.
 
         Raises:
             LoadError: If the table cannot have their columns.
@@ -96,9 +98,10 @@ class TopicLoad:
         if end is not None and decoded.end_offset > end:
             decoded = decoded.cut(0, bisect_left(decoded.offsets(), end))
         if decoded.is_empty:
-            return
+            return None
+        committed = None
         if decoded.columns.typed is not None:
-            self._follow_columns(decoded, decoded.columns.typed.directory)
+            committed = self._follow_columns(decoded, decoded.columns.typed.directory)
         if self._writer is None:
             self._attempt = self._place.begin()
             self._writer = RowWriter(
@@ -107,6 +110,7 @@ class TopicLoad:
         self._writer.write(self._rows(decoded))
         self.positions[decoded.source.partition] = decoded.end_offset
         self._read_epochs[decoded.source.partition] = decoded.end_offset, decoded.leader_epoch
+        return committed
 
     def _rows(self, decoded: DecodedBatch) -> Any:
         if self._typed is None:
@@ -181,23 +185,26 @@ class TopicLoad:
             self._options.partition_by, self._columns, has_empty_text=self._table.keeps_columns
         )
 
-    def _follow_columns(self, decoded: DecodedBatch, directory: Directory) -> None:
+    def _follow_columns(self, decoded: DecodedBatch, directory: Directory) -> LoadProgress | None:
         """Look up the columns if those of the producer, which may be older or newer, have not been seen yet.
+
+        Return the commit of the rows before, if they have others.
 
         Raises:
             LoadError: If the table cannot have the columns of now, or coordinators do not have those of the producer.
         """
         if directory.text in self._known_texts:
-            return
-        before = self._columns_text
+            return None
+        before, committed = self._columns_text, None
         self._renew_columns(directory.columns.columns)
         if self._columns_text != before:
             if self._writer is not None:
-                self._commit(self._positions_before(decoded))
+                committed = self._commit(self._positions_before(decoded))
             self._check_columns()
         if len(self._known_texts) >= MAX_KNOWN_TEXTS:
             self._known_texts.clear()
         self._known_texts.add(directory.text)
+        return committed
 
     def _renew_columns(self, written: Sequence[TopicColumn]) -> None:
         """Look up the columns until they have those of a producer: a coordinator may be late.

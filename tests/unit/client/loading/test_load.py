@@ -248,6 +248,19 @@ def test_columns_that_are_added_while_a_load_follows(log, following, tmp_path):
     assert sorted(rows) == [("/a", None), ("/c", "DE")]
 
 
+def test_the_commit_before_a_change_of_columns_is_reported(log, loaded, monkeypatch):
+    """They change after the load has begun."""
+    visit(log, [{"page": "/a", "user": 1}] * 3)
+    found = [log.admin.describe_config("visits")["columns"].value]
+    log.admin.alter_config("visits", {"columns": f"{VISITS}, country string"})
+    visit(log, [{"page": "/c", "user": 3, "country": "DE"}] * 2)
+    columns, commits = TopicLog.columns, []
+    monkeypatch.setattr(TopicLog, "columns", lambda self: found.pop() if found else columns(self))
+    (summary,) = loaded("visits", progress=commits.append)
+    assert summary.commits == 2
+    assert [commit.rows for commit in commits] == [3, 2]
+
+
 @pytest.mark.parametrize(
     ("was", "now", "value"), [("float", "double", 0.1), ("int32", "int64", 1 << 40), ("string", "binary", b"\xff")]
 )
