@@ -43,5 +43,11 @@ def explained(to: str) -> Iterator[None]:
             "sqlalchemy",
         } or isinstance(error, OSError):
             said = " ".join(str(error).split())  # The answer to a commit may be what was lost.
-            raise LoadError(f"{to}: {said}; run the load again, which continues", Outcome.UNKNOWN) from error
+            first = "choose another place, or allow to write there, and " if _is_refused(error) else ""
+            raise LoadError(f"{to}: {said}; {first}run the load again, which continues", Outcome.UNKNOWN) from error
         raise
+
+
+def _is_refused(error: Exception) -> bool:
+    """Return whether nothing can be written there until the place, or the rights to it, change."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)

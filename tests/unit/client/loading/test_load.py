@@ -374,6 +374,15 @@ def test_a_value_that_is_too_long_for_a_directory_is_named(log, loaded):
         loaded("visits", partition_by=["page"])
 
 
+def test_a_place_that_is_a_file_is_no_table(log, loaded, tmp_path):
+    """To run the load again does not help there."""
+    send(log, 0, 1)
+    (tmp_path / "table").write_text("own")
+    with pytest.raises(headrace.LoadError, match=r"choose another place, or allow to write there, and run"):
+        loaded()
+    assert (tmp_path / "table").read_text() == "own"
+
+
 def test_large_backlogs_are_several_commits(log, loaded, tmp_path):
     """Of about `max_bytes` each; `until` ends the load, and the next continues there."""
     with log.producer() as producer:
