@@ -3,9 +3,10 @@
 Reads trace blocks (`headrace.wire.request_trace`) of a topic or of Parquet files and writes a page for people, a table
 of its numbers, and the model of the workload, which `headrace bench --workload fitted:FILE` replays.
 
-With Spark, requests are distributed by key: each task counts the requests of its keys (`trace_analysis.summary`), and
-the driver adds the counts and fits distributions. Executors need this package. `--local` does the same in this process,
-within its memory: about 100 bytes a request.
+With Spark, requests are distributed by key: each task counts the requests of its keys (`trace_analysis.summary`), then
+its keys between the requests of the gets that were drawn in all tasks. The driver adds the counts and fits
+distributions. Executors need this package. `--local` does the same in this process, within its memory: about 100 bytes
+a request.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import typer
@@ -38,6 +39,7 @@ from spark_jobs.command import (
 from spark_jobs.progress import ProgressLine
 from spark_jobs.session import spark_session
 from spark_jobs.topic_frame import check_topics, read_topic
+from spark_jobs.trace_analysis.curves import Between, share_of_requests
 from spark_jobs.trace_analysis.requests import (
     DTYPES,
     TableTrace,
@@ -51,7 +53,14 @@ from spark_jobs.trace_analysis.requests import (
     requests_of,
     topic_values,
 )
-from spark_jobs.trace_analysis.summary import Summary, merged, summarise
+from spark_jobs.trace_analysis.summary import (
+    Summary,
+    between_of_part,
+    merged,
+    summarise,
+    summary_of_part,
+    with_between,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -59,6 +68,7 @@ if TYPE_CHECKING:
 
     from spark_jobs.trace_analysis.analysis import Analysis
 
+_Counted = TypeVar("_Counted")
 PART_REQUESTS = 8_000_000
 """Requests of one task, on average: less than a gigabyte."""
 _HEADS = "table STRING, threshold BIGINT, blocks BIGINT, requests BIGINT, seen BIGINT, dropped BIGINT, damaged BIGINT"
@@ -95,6 +105,7 @@ def spark_summary(
     Raises:
         TraceError: If there is no such trace.
     """
+    from pyspark import StorageLevel
     from pyspark.sql import functions
 
     progress.step("reading the heads of blocks")
@@ -110,11 +121,20 @@ def spark_summary(
         found[-1].add(row["blocks"], row["requests"], row["seen"], row["dropped"])
     trace = chosen_trace(found, table, source)
     parts = max(spark.sparkContext.defaultParallelism, -(-trace.requests // PART_REQUESTS))
-    progress.step(f"counting {trace.requests:,} requests")
-    with progress.following(spark):
-        rows = values.mapInArrow(_rows_of(trace.table, trace.threshold), _ROWS)
-        summaries = rows.repartition(parts, "key_hash").mapInArrow(_summaries_of(parts), "summary BINARY").collect()
-    return trace, merged([pickle.loads(zlib.decompress(row["summary"])) for row in summaries]), damaged
+    frame = values.mapInArrow(_rows_of(trace.table, trace.threshold), _ROWS).repartition(parts, "key_hash")
+    rows = frame.persist(StorageLevel.DISK_ONLY)
+    try:
+        progress.step(f"counting {trace.requests:,} requests")
+        with progress.following(spark):
+            share = share_of_requests(trace.requests)
+            summary = merged(_of_tasks(rows, lambda requests: summary_of_part(requests, share)))
+        progress.step(f"counting the keys between {len(summary.reuses.end_us):,} gets and the uses before")
+        with progress.following(spark):
+            reuses = summary.reuses
+            between: list[Between] = _of_tasks(rows, lambda requests: between_of_part(requests, reuses))
+    finally:
+        rows.unpersist()
+    return trace, with_between(summary, between), damaged
 
 
 def _values(spark: SparkSession, topic: str, file: Path | None, bootstrap_servers: str) -> DataFrame:
@@ -165,10 +185,10 @@ def _rows_of(table: str, threshold: int) -> Callable[..., Iterator[pyarrow.Recor
     return rows
 
 
-def _summaries_of(parts: int) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
-    """Return the function of a task that counts the requests of its keys."""
+def _of_tasks(rows: DataFrame, count: Callable[[TracedRequests], _Counted]) -> list[_Counted]:
+    """Return what each task counts of its requests, which are in order of time."""
 
-    def summaries(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    def counted(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
 
         held = [
@@ -177,11 +197,12 @@ def _summaries_of(parts: int) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
             for batch in batches if batch.num_rows
         ]  # fmt: skip
         if held:
-            summary = pickle.dumps(summarise(in_order_of_time(joined(held)), part_of=parts))
-            values = pyarrow.array([zlib.compress(summary, 1)], pyarrow.binary())
-            yield pyarrow.RecordBatch.from_arrays([values], ["summary"])
+            found = pickle.dumps(count(in_order_of_time(joined(held))))
+            values = pyarrow.array([zlib.compress(found, 1)], pyarrow.binary())
+            yield pyarrow.RecordBatch.from_arrays([values], ["found"])
 
-    return summaries
+    collected = rows.mapInArrow(counted, "found BINARY").collect()
+    return [pickle.loads(zlib.decompress(row["found"])) for row in collected]
 
 
 def _signed(requests: TracedRequests) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,13 +9,13 @@ import numpy as np
 from scipy import special
 
 from spark_jobs.trace_analysis.fits import CONFIDENCE
-from spark_jobs.trace_analysis.histogram import BINS, EDGES, Floats
+from spark_jobs.trace_analysis.histogram import Floats
 from spark_jobs.trace_analysis.plots import Axis, Plot, Series
 from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import Summary
 
 SHARE = Axis("share", percent=True, low=0.0, high=1.0)
-KIB = 1024
+MIB = 1 << 20
 MAX_SIZES = 200
 
 
@@ -38,26 +37,27 @@ def cache_curve(summary: Summary, name: str) -> tuple[Floats, Floats, Floats]:
 
     Args:
         summary: Counts of a trace.
-        name: `distances` for a size in keys, `bytes` for a size in KiB, of the keys in the trace.
+        name: `keys` for a size in keys, `bytes` for a size in bytes, of the keys in the trace.
     """
-    used = np.flatnonzero(sum((getattr(curve, name) for curve in summary.curves), start=np.zeros(BINS, np.int64)))
-    if not len(used):
+    assert summary.between is not None
+    sizes, counts = np.unique(getattr(summary.between, name), return_counts=True)
+    if not len(sizes):
         return np.empty(0), np.empty(0), np.empty(0)
+    drawn = summary.reuses.gets
+    rates = np.cumsum(counts) / drawn
     # Small sizes are shown closer together: the axis is logarithmic.
-    ends = used[np.unique(np.geomspace(1, len(used), MAX_SIZES).astype(np.int64)) - 1]
-    rates = [np.cumsum(getattr(curve, name))[ends] / curve.gets for curve in summary.curves]
-    held = np.array(rates)
-    error = np.zeros(len(ends))
-    if len(held) > 1:
-        error = special.stdtrit(len(held) - 1, (1 + CONFIDENCE) / 2) * held.std(axis=0, ddof=1) / math.sqrt(len(held))
-    return EDGES[ends + 1], np.maximum.accumulate(held.mean(axis=0)), error
+    shown = np.unique(np.geomspace(1, len(sizes), MAX_SIZES).astype(np.int64)) - 1
+    sizes, rates = sizes[shown].astype(np.float64), rates[shown]
+    if drawn == summary.gets:
+        return sizes, rates, np.zeros(len(sizes))
+    return sizes, rates, special.ndtri((1 + CONFIDENCE) / 2) * np.sqrt(rates * (1 - rates) / drawn)
 
 
 def cache_charts(summary: Summary, trace: TableTrace) -> Iterator[Chart]:
     """Yield the charts of a cache's size in keys and in bytes."""
-    for name, label, scale in (
-        ("distances", "size of the cache, keys", 1.0),
-        ("bytes", "size of the cache, MiB of keys and values", 1 / KIB),
+    for measure, name, label, scale in (
+        ("distances", "keys", "size of the cache, keys", 1.0),
+        ("bytes", "bytes", "size of the cache, MiB of keys and values", 1 / MIB),
     ):
         sizes, rates, errors = cache_curve(summary, name)
         if not len(sizes):
@@ -73,11 +73,10 @@ def cache_charts(summary: Summary, trace: TableTrace) -> Iterator[Chart]:
             "what compulsory misses and deletes leave. "
         )
         if errors.any():
-            text += f"From samples of the keys; 95 % interval at most ±{errors.max():.1%}."
+            text += f"From {summary.reuses.gets:,} gets that were drawn; 95 % interval at most ±{errors.max():.1%}."
         elif trace.fraction < 1:
             text += f"From the sample of {trace.fraction:.3g} of the keys; its error is not known."
         else:
             text += "Exact, from all requests of the trace."
-        yield Chart(
-            f"cache size, {name}", f"What a cache of a size would do, in {'keys' if scale == 1 else 'MiB'}", text, plot
-        )
+        unit = "keys" if scale == 1 else "MiB"
+        yield Chart(f"cache size, {measure}", f"What a cache of a size would do, in {unit}", text, plot)

@@ -1,168 +1,120 @@
 """Reuse distances of gets, for the hit rate of an LRU cache by its size.
 
-A delete is no use of a key; a get after it finds nothing, whatever the size of the cache. A key that is deleted and
-written again counts as two between other requests, which makes distances across deletes a little too long.
+A delete is no use of a key; a get after it finds nothing, whatever the size of the cache.
 
-Of many requests, gets are drawn at random, and the keys between are counted on a sample of the keys (SHARDS:
-Waldspurger et al., FAST 2015), but not limited to gets of these keys: so it does not matter which of the most popular
-keys are in the sample. The few keys between two requests that follow closely are counted one by one.
+All gets of a small trace are counted, and of a larger one some that are drawn at random; keys are counted one by one,
+so that the draw is the only error. Two requests at one microsecond have no order. So nothing depends on the order in
+which requests are read, and each task of Spark draws, and counts its keys for the gets of all tasks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from headrace.wire.request_trace import TableOperation
 
-from spark_jobs.trace_analysis.histogram import BINS, Counts, bins_of
-from spark_jobs.trace_analysis.history import KeyOrder, previous_positions, smaller_before
+from spark_jobs.trace_analysis.history import KeyOrder, Positions, keys_of_ranges, previous_positions
 from spark_jobs.trace_analysis.requests import TracedRequests
 
 EXACT = 1 << 18
-"""Requests up to which all gets are computed exactly."""
-SAMPLES = 4
-"""Independent samples of a larger trace, whose spread is the error."""
-SAMPLE_REQUESTS = 1 << 15
-"""Gets of a sample, and about the requests of its keys."""
-NEAR = 128
-"""Requests since the one before up to which keys are counted one by one."""
-_SAMPLE_SHIFT = np.uint64(20)
-_SAMPLE_VALUES = 1 << 24
-KIB = 1024
+"""Requests up to which all gets are counted."""
+DRAWN = 1 << 14
+"""Requests of a larger trace that are drawn, on average; the gets among them are counted."""
 
 
-@dataclass(slots=True)
-class CurveSample:
-    """Reuse distances of gets, scaled to all keys."""
+class Reuses(NamedTuple):
+    """Gets that were drawn; columns have one row for each whose key has a value that a use before has left."""
 
     gets: int
-    """Gets of the sample, with and without a distance."""
-    distances: Counts
-    """Histogram of the numbers of other keys."""
-    bytes: Counts
-    """Histogram of the KiB of the key, the other keys, and their values."""
+    """Drawn gets, with and without such a use."""
+    begin_us: Positions
+    """Time of the use before."""
+    end_us: Positions
+    """Time of the get; one more than `begin_us` if it is the same."""
+
+
+class Between(NamedTuple):
+    """What is used from the use before each get of `Reuses` to the get, with the key itself."""
+
+    keys: Positions
+    bytes: Positions
+    """Sizes of the keys and of their largest values."""
 
 
 class Uses(NamedTuple):
     """Requests that use a key, in order of time."""
 
-    key_hash: npt.NDArray[np.uint64]
-    is_get: npt.NDArray[np.bool_]
-    previous: npt.NDArray[np.int64]
-    """Use of the same key before, -1 without one or if the key was deleted since."""
-    weights: npt.NDArray[np.int64]
+    at_us: Positions
+    previous: Positions
+    """Use of the same key before, -1 without one."""
+    weights: Positions
     """Size of the key and of its largest value, bytes."""
 
 
-def curves_of(requests: TracedRequests, keys: KeyOrder, part_of: int, seed: int = 1) -> list[CurveSample]:
-    """Return the distances of all gets if there are few requests, else of `SAMPLES` samples.
+def share_of_requests(requests: int) -> float:
+    """Return the share that is drawn of a trace of this number of requests."""
+    return 1.0 if requests <= EXACT else DRAWN / requests
 
-    Args:
-        requests: Requests in order of time.
-        keys: Their order by key.
-        part_of: Number of equal parts of the keys of which these are one.
-        seed: Seed of the samples.
-    """
-    uses = uses_of(requests, keys)
-    gets = np.flatnonzero(uses.is_get)
-    if not len(gets):
-        return []
-    count = len(uses.key_hash)
-    if count <= EXACT:
-        return [_curve(uses, gets, np.ones(count, np.bool_), part_of, 1.0)]
-    chance = np.random.default_rng(seed)
-    fraction = SAMPLE_REQUESTS / count
-    width = max(1, round(fraction * _SAMPLE_VALUES))
-    place = ((uses.key_hash >> _SAMPLE_SHIFT) & np.uint64(_SAMPLE_VALUES - 1)).astype(np.int64) // width
-    samples = []
-    for number in range(SAMPLES):
-        drawn = np.sort(chance.choice(gets, min(len(gets), SAMPLE_REQUESTS), replace=False))
-        samples.append(_curve(uses, drawn, place == number, part_of, width / _SAMPLE_VALUES))
-    return samples
+
+def reuses_of(requests: TracedRequests, keys: KeyOrder, share: float) -> Reuses:
+    """Return the gets that are drawn of a share of the requests; the same ones, however keys are divided over tasks."""
+    is_used, has_value = _uses_by_key(requests, keys)
+    at_us = requests.at_us[keys.order]
+    is_get = requests.operation[keys.order] == TableOperation.GET
+    if share < 1:
+        is_get &= _random(requests.key_hash[keys.order], at_us) < np.uint64(share * 2.0**64)
+    places = np.arange(len(at_us))
+    last_use = np.maximum.accumulate(np.where(is_used, places, -1))
+    reused = np.flatnonzero(is_get & is_used & has_value)
+    begin_us, end_us = at_us[last_use[reused - 1]], at_us[reused]
+    return Reuses(int(np.count_nonzero(is_get)), begin_us, np.maximum(end_us, begin_us + 1))
 
 
 def uses_of(requests: TracedRequests, keys: KeyOrder) -> Uses:
-    """Return the uses of keys in requests, with the keys' sizes and the uses before."""
-    used = requests.operation != TableOperation.DELETE
-    kept = used[keys.order]
-    starts = keys.first.copy()
-    starts[1:] |= ~kept[:-1]
-    places = np.cumsum(used) - 1
+    """Return the uses of keys in requests that are in order of time."""
+    kept, _ = _uses_by_key(requests, keys)
     positions = keys.order[kept]
-    # A start at a request that is not kept is one at the next that is.
-    numbers = np.cumsum(starts)[kept]
+    numbers = np.cumsum(keys.first)[kept]
     first = np.ones(len(numbers), np.bool_)
     np.not_equal(numbers[1:], numbers[:-1], out=first[1:])
-    order = KeyOrder(places[positions], first)
+    used = np.zeros(len(kept), np.bool_)
+    used[positions] = True
+    order = KeyOrder((np.cumsum(used) - 1)[positions], first)
     weights = np.empty(len(positions), np.int64)
     if len(positions):
         begins = np.flatnonzero(first)
         largest = np.maximum.reduceat(requests.value_bytes[positions], begins).astype(np.int64)
         sizes = largest + requests.key_bytes[positions[begins]]
         weights[order.order] = np.repeat(sizes, np.diff(np.append(begins, len(positions))))
-    is_get = requests.operation[used] == TableOperation.GET
-    return Uses(requests.key_hash[used], is_get, previous_positions(order), weights)
+    return Uses(requests.at_us[used], previous_positions(order), weights)
 
 
-def _curve(
-    uses: Uses, gets: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_], part_of: int, fraction: float
-) -> CurveSample:
-    """Return the distances of gets.
-
-    Args:
-        uses: All uses.
-        gets: Positions of the gets, ascending.
-        counted: bool[n]: whether the key of a use is in the sample on which keys are counted.
-        part_of: See `curves_of`.
-        fraction: Fraction of the keys that are counted.
-    """
-    repeated = gets[uses.previous[gets] >= 0]
-    near = (repeated - uses.previous[repeated] <= NEAR) & (fraction < 1)
-    far_keys, far_bytes = counted_between(uses, repeated[~near], counted)
-    near_keys, near_bytes = all_between(uses, repeated[near])
-    keys = np.concatenate([far_keys / fraction, near_keys]) * part_of
-    weight = np.concatenate([far_bytes / fraction, near_bytes]) * part_of
-    own = np.concatenate([uses.weights[repeated[~near]], uses.weights[repeated[near]]])
-    return CurveSample(
-        gets=len(gets),
-        distances=np.bincount(bins_of(keys), minlength=BINS),
-        bytes=np.bincount(bins_of((weight + own) / KIB), minlength=BINS),
-    )
+def used_between(uses: Uses, reuses: Reuses) -> Between:
+    """Return which of these keys are used between the uses and the gets of any keys."""
+    begins, ends = np.searchsorted(uses.at_us, reuses.begin_us), np.searchsorted(uses.at_us, reuses.end_us)
+    return Between(*keys_of_ranges(uses.previous, uses.weights, begins, ends))
 
 
-def counted_between(
-    uses: Uses, gets: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the number and the bytes of the counted keys between each get and the use of its key before."""
-    held = counted.copy()
-    held[gets] = True
-    positions = np.flatnonzero(held)
-    is_counted = counted[positions]
-    # Numbers are compared only among these: that of a use is how many of them are up to the use before, twice, and one
-    # less if its key is counted, since then the use before is one of them.
-    before = np.cumsum(held)
-    previous = uses.previous[positions]
-    numbers = np.where(previous >= 0, 2 * before[previous] - is_counted, 0)
-    keys, weights = is_counted.astype(np.int64), np.where(is_counted, uses.weights[positions], 0)
-    found = np.searchsorted(positions, gets)
-    smaller, smaller_weight = smaller_before(numbers, np.stack([keys, weights]))[:, found]
-    until = np.searchsorted(positions, uses.previous[gets], side="right")
-    sums = np.concatenate([[[0], [0]], np.cumsum([keys, weights], axis=1)], axis=1)[:, until]
-    return smaller - sums[0], smaller_weight - sums[1]
+def joined_reuses(parts: Sequence[Reuses]) -> Reuses:
+    """Return the drawn gets of disjoint sets of keys, at least one, in their order."""
+    begin_us, end_us = (np.concatenate([part[column] for part in parts]) for column in (1, 2))
+    return Reuses(sum(part.gets for part in parts), begin_us, end_us)
 
 
-def all_between(uses: Uses, gets: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the number and the bytes of the keys between gets and the uses before, at most `NEAR` requests apart."""
-    keys, weights = np.zeros(len(gets), np.int64), np.zeros(len(gets), np.int64)
-    previous = uses.previous[gets]
-    for after in range(1, NEAR):
-        place = previous + after
-        inside = np.flatnonzero(place < gets)
-        # The first use of its key since.
-        new = inside[uses.previous[place[inside]] < previous[inside]]
-        keys[new] += 1
-        weights[new] += uses.weights[place[new]]
-    return keys, weights
+def _uses_by_key(requests: TracedRequests, keys: KeyOrder) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which requests use their key, and before which of them a use has left a value; ordered by key."""
+    fills = requests.operation[keys.order] != TableOperation.DELETE
+    last = np.arange(len(fills)) - 1
+    return fills, ~keys.first & fills[last]
+
+
+def _random(key_hash: npt.NDArray[np.uint64], at_us: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return an evenly distributed number for each request (the finalizer of SplitMix64)."""
+    mixed: npt.NDArray[np.uint64] = key_hash ^ (at_us.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

@@ -1,20 +1,29 @@
 """Everything that is counted of a trace, for a set of keys. Summaries of disjoint sets of keys are merged by sums.
 
-Only the curve of cache sizes is of a sample where there are many requests: `spark_jobs.trace_analysis.curves`.
+Only the curve of cache sizes is of a sample where there are many requests, and counted in a second step, for which each
+set of keys has to know the drawn gets of the others: `spark_jobs.trace_analysis.curves`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 from headrace.wire.request_trace import UNKNOWN_GAP_US, RequestOutcome, TableOperation
 
-from spark_jobs.trace_analysis.curves import CurveSample, curves_of
+from spark_jobs.trace_analysis.curves import (
+    Between,
+    Reuses,
+    joined_reuses,
+    reuses_of,
+    share_of_requests,
+    used_between,
+    uses_of,
+)
 from spark_jobs.trace_analysis.histogram import Counts, count, count_by_group
-from spark_jobs.trace_analysis.history import by_key
+from spark_jobs.trace_analysis.history import KeyOrder, by_key
 from spark_jobs.trace_analysis.requests import TracedRequests
 
 OPERATIONS, OUTCOMES = len(TableOperation) + 1, len(RequestOutcome)
@@ -73,7 +82,9 @@ class Summary:
     """Requests by minute since 1970."""
     windows: dict[str, Windows]
     """By name of `WINDOWS_US`."""
-    curves: list[CurveSample]
+    reuses: Reuses
+    between: Between | None
+    """Of `reuses`; None until all keys are counted."""
 
     @property
     def keys(self) -> int:
@@ -95,14 +106,34 @@ class Summary:
         return int(self.operations[TableOperation.GET, RequestOutcome.HIT])
 
 
-def summarise(requests: TracedRequests, *, part_of: int = 1) -> Summary:
-    """Return the summary of requests in order of time.
+def summarise(requests: TracedRequests) -> Summary:
+    """Return the summary of all requests of a trace, at least one, in order of time."""
+    keys = by_key(requests.key_hash)
+    summary = _summary(requests, keys, share_of_requests(len(requests.key_hash)))
+    return replace(summary, between=used_between(uses_of(requests, keys), summary.reuses))
+
+
+def summary_of_part(requests: TracedRequests, share: float) -> Summary:
+    """Return the summary of the requests of a set of keys, at least one, in order of time, without `between`.
 
     Args:
-        requests: All requests of a set of keys, at least one.
-        part_of: Number of equal parts of the keys of which this is one; it scales reuse distances.
+        requests: Requests.
+        share: `share_of_requests` of the trace.
     """
-    keys = by_key(requests.key_hash)
+    return _summary(requests, by_key(requests.key_hash), share)
+
+
+def between_of_part(requests: TracedRequests, reuses: Reuses) -> Between:
+    """Return the part of a set of keys in `between` of the drawn gets of all."""
+    return used_between(uses_of(requests, by_key(requests.key_hash)), reuses)
+
+
+def with_between(summary: Summary, parts: Sequence[Between]) -> Summary:
+    """Return the summary of all parts, with the sum of their `between_of_part`."""
+    return replace(summary, between=Between(*(sum(columns) for columns in zip(*parts, strict=True))))
+
+
+def _summary(requests: TracedRequests, keys: KeyOrder, share: float) -> Summary:
     starts = np.flatnonzero(keys.first)
     at_us = requests.at_us[keys.order]
     groups = (requests.key_hash >> _GROUP_SHIFT).astype(np.int64)
@@ -128,12 +159,13 @@ def summarise(requests: TracedRequests, *, part_of: int = 1) -> Summary:
         requests_of_keys=count_by_group(np.diff(np.append(starts, len(at_us))), groups_of_keys),
         minutes=_minutes(requests.at_us),
         windows=_windows(at_us, keys.first),
-        curves=curves_of(requests, keys, part_of),
+        reuses=reuses_of(requests, keys, share),
+        between=None,
     )
 
 
 def merged(parts: Sequence[Summary]) -> Summary:
-    """Return the summary of all keys of the parts, at least one."""
+    """Return the summary of all keys of the parts, at least one, without `between`."""
     found: dict[str, object] = {}
     for field in fields(Summary):
         values = [getattr(part, field.name) for part in parts]
@@ -151,8 +183,10 @@ def merged(parts: Sequence[Summary]) -> Summary:
             case "windows":
                 names = [name for name in WINDOWS_US if all(name in windows for windows in values)]
                 found[field.name] = {name: _joined([windows[name] for windows in values]) for name in names}
-            case "curves":
-                found[field.name] = [curve for curves in values for curve in curves]
+            case "reuses":
+                found[field.name] = joined_reuses(values)
+            case "between":
+                found[field.name] = None
             case _:
                 found[field.name] = sum(values[1:], start=values[0])
     return Summary(**found)  # type: ignore[arg-type]

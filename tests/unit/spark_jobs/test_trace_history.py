@@ -1,8 +1,8 @@
-"""Histories of keys and counts of smaller numbers: the same as a loop finds."""
+"""Histories of keys and keys of ranges of requests: the same as a loop finds."""
 
 import numpy as np
 import pytest
-from spark_jobs.trace_analysis.history import by_key, previous_positions, smaller_before
+from spark_jobs.trace_analysis.history import by_key, keys_of_ranges, previous_positions
 
 
 def hashes_of(keys: np.ndarray) -> np.ndarray:
@@ -28,16 +28,21 @@ def test_requests_are_ordered_by_key_and_then_as_before(count: int, keys: int) -
 
 
 @pytest.mark.parametrize(
-    ("count", "most"), [(0, 1), (1, 1), (2, 1), (64, 3), (700, 2_000), (1_023, 100), (1_024, 1 << 30)]
+    ("count", "keys", "ranges"),
+    [(0, 1, 1), (1, 1, 4), (60, 5, 200), (1_500, 1_500, 300), (1_500, 200, 0), (5_000, 90, 9)],
 )
-def test_smaller_numbers_before_are_those_of_a_loop(count: int, most: int) -> None:
-    """Sums of both weights, with equal numbers, at lengths around powers of two."""
+def test_keys_of_ranges_are_those_of_a_loop(count: int, keys: int, ranges: int) -> None:
+    """Number and weight of the distinct keys; of empty ranges and of all requests as well."""
     chance = np.random.default_rng(count)
-    numbers, weights = chance.integers(0, most, count), chance.integers(0, 1_000, (2, count))
-    found = smaller_before(numbers, weights)
-    for place in range(count):
-        smaller = np.flatnonzero(numbers[:place] < numbers[place])
-        assert found[:, place].tolist() == weights[:, smaller].sum(axis=1).tolist()
+    chosen = (chance.random(count) ** 2 * keys).astype(np.int64)
+    previous = previous_positions(by_key(hashes_of(chosen))) if count else np.empty(0, np.int64)
+    weights = chance.integers(0, 1_000, keys)[chosen]
+    begins, ends = np.sort(chance.integers(0, count + 1, (2, ranges)), axis=0)
+    begins[:1], ends[:1] = 0, count
+    numbers, sums = keys_of_ranges(previous, weights, begins, ends)
+    for place in range(ranges):
+        found = dict(zip(*(column[begins[place] : ends[place]].tolist() for column in (chosen, weights)), strict=True))
+        assert (numbers[place], sums[place]) == (len(found), sum(found.values()))
 
 
 def test_previous_positions_are_those_of_the_same_key() -> None:

@@ -11,7 +11,16 @@ from spark_jobs.trace_analysis import curves
 from spark_jobs.trace_analysis.cache import cache_curve
 from spark_jobs.trace_analysis.histogram import MIDDLES
 from spark_jobs.trace_analysis.requests import TracedRequests, in_order_of_time, joined, taken
-from spark_jobs.trace_analysis.summary import CAUSES, WINDOWS_US, Summary, merged, summarise
+from spark_jobs.trace_analysis.summary import (
+    CAUSES,
+    WINDOWS_US,
+    Summary,
+    between_of_part,
+    merged,
+    summarise,
+    summary_of_part,
+    with_between,
+)
 
 NOON_US = 1_700_049_600_000_000
 
@@ -42,7 +51,7 @@ def trace(count: int = 4_000, keys: int = 150, seed: int = 3) -> TracedRequests:
 
 
 def equal(one: Summary, other: Summary) -> bool:
-    """Whether all counts but the curves are the same."""
+    """Whether all counts are the same, those of gets in any order."""
     for field in fields(Summary):
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
         if field.name == "windows":
@@ -50,9 +59,23 @@ def equal(one: Summary, other: Summary) -> bool:
                 assert mine[name].first == theirs[name].first
                 for counts in ("requests", "keys", "again"):
                     assert np.array_equal(getattr(mine[name], counts), getattr(theirs[name], counts)), (name, counts)
-        elif field.name != "curves":
+        elif field.name not in ("reuses", "between"):
             assert np.array_equal(mine, theirs), field.name
+    assert one.between is not None
+    assert other.between is not None
+    assert one.reuses.gets == other.reuses.gets
+    rows, others = (np.array([*each.reuses[1:], *each.between]) for each in (one, other))
+    assert np.array_equal(rows[:, np.lexsort(rows)], others[:, np.lexsort(others)])
     return True
+
+
+def counted_in_parts(requests: TracedRequests, parts: int) -> Summary:
+    """Return the summary of requests as Spark counts it: of the keys of each task, in two steps."""
+    chosen = (requests.key_hash >> np.uint64(13)) % np.uint64(parts)
+    held = [taken(requests, np.flatnonzero(chosen == part)) for part in range(parts)]
+    share = curves.share_of_requests(len(requests.key_hash))
+    summary = merged([summary_of_part(part, share) for part in held])
+    return with_between(summary, [between_of_part(part, summary.reuses) for part in held])
 
 
 def test_causes_of_misses_follow_the_history_of_the_key() -> None:
@@ -157,9 +180,7 @@ def test_keys_of_neighbouring_windows_are_not_the_same_key() -> None:
 def test_summaries_of_parts_are_that_of_all(parts: int) -> None:
     """Keys divided over tasks, some with a part of the time only."""
     requests = trace()
-    chosen = (requests.key_hash >> np.uint64(13)) % np.uint64(parts)
-    held = [taken(requests, np.flatnonzero(chosen == part)) for part in range(parts)]
-    assert equal(merged([summarise(part, part_of=parts) for part in held]), summarise(requests))
+    assert equal(counted_in_parts(requests, parts), summarise(requests))
 
 
 def test_requests_of_several_servers_are_ordered_by_time() -> None:
@@ -169,26 +190,26 @@ def test_requests_of_several_servers_are_ordered_by_time() -> None:
     assert equal(summarise(in_order_of_time(joined(halves))), summarise(requests))
 
 
-@pytest.mark.parametrize("unit", ["distances", "bytes"])
+@pytest.mark.parametrize("unit", ["keys", "bytes"])
 def test_the_cache_curve_is_that_of_an_lru_cache(unit: str) -> None:
-    """The hit rate of gets where a list of keys by their last use is cut at a number of keys, or of KiB."""
+    """The hit rate of gets where a list of keys by their last use is cut at a number of keys, or of bytes."""
     requests = trace(keys=60)
     requests = taken(requests, np.flatnonzero(requests.operation != TableOperation.DELETE))
+    requests.outcome[:] = RequestOutcome.HIT
     held: dict[int, int] = defaultdict(int)
     for key, value_bytes, key_bytes in zip(
         requests.key_hash.tolist(), requests.value_bytes.tolist(), requests.key_bytes.tolist(), strict=True
     ):
-        held[key] = max(held[key], 1 if unit == "distances" else value_bytes + key_bytes)
+        held[key] = max(held[key], 1 if unit == "keys" else value_bytes + key_bytes)
     found, rates, errors = cache_curve(summarise(requests), unit)
     assert not errors.any()
     for size, rate in list(zip(found.tolist(), rates.tolist(), strict=True))[::10]:
-        limit = size + 1 if unit == "distances" else size * 1024
         by_use: list[int] = []
         hits = gets = 0
         for key, operation in zip(requests.key_hash.tolist(), requests.operation.tolist(), strict=True):
             if key in by_use:
                 room = sum(held[other] for other in by_use[by_use.index(key) :])
-                hits += operation == TableOperation.GET and room < limit
+                hits += operation == TableOperation.GET and room <= size
                 by_use.remove(key)
             gets += operation == TableOperation.GET
             by_use.append(key)
@@ -205,32 +226,51 @@ def test_a_get_after_a_delete_is_no_hit_of_any_cache() -> None:
         NOON_US + np.arange(count),
         *(zeros, zeros, zeros, zeros.astype(np.uint16), operations, zeros.astype(np.uint8)),
     )
-    sizes, _, _ = cache_curve(summarise(requests), "distances")
+    sizes, _, _ = cache_curve(summarise(requests), "keys")
     assert not len(sizes)
 
 
-def test_a_sampled_curve_is_near_the_exact_one_and_says_how_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key that has a fifth of the requests: within its interval, or half a per cent, at every size."""
-    chance = np.random.default_rng(5)
-    count = 60_000
-    keys = chance.integers(0, 2**64, 8_000, np.uint64)
-    chosen = np.where(chance.random(count) < 0.2, 0, (chance.random(count) ** 2 * len(keys)).astype(np.int64))
+def gets_of(chosen: np.ndarray, keys: int) -> TracedRequests:
+    """Return gets of these keys, which all find a value of 100 bytes, a microsecond after the other."""
+    count = len(chosen)
     zeros = np.zeros(count, np.uint32)
-    columns = (zeros, zeros, zeros + np.uint32(100), (zeros + 20).astype(np.uint16))
-    requests = TracedRequests(
-        keys[chosen],
+    return TracedRequests(
+        np.random.default_rng(5).integers(0, 2**64, keys, np.uint64)[chosen],
         NOON_US + np.arange(count),
-        *(*columns, np.full(count, TableOperation.GET, np.uint8), np.full(count, RequestOutcome.HIT, np.uint8)),
+        *(zeros, zeros, zeros + np.uint32(100), (zeros + 20).astype(np.uint16)),
+        *(np.full(count, TableOperation.GET, np.uint8), np.full(count, RequestOutcome.HIT, np.uint8)),
     )
-    exact = {unit: cache_curve(summarise(requests), unit) for unit in ("distances", "bytes")}
+
+
+def test_a_drawn_curve_is_near_the_exact_one_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a trace of which few gets are drawn, with popular keys: within twice its interval at every size."""
+    chance = np.random.default_rng(7)
+    requests = gets_of((chance.random(60_000) ** 4 * 8_000).astype(np.int64), 8_000)
+    exact = {unit: cache_curve(summarise(requests), unit) for unit in ("keys", "bytes")}
     monkeypatch.setattr(curves, "EXACT", 1_000)
-    monkeypatch.setattr(curves, "SAMPLE_REQUESTS", 8_000)
+    monkeypatch.setattr(curves, "DRAWN", 6_000)
     summary = summarise(requests)
-    assert len(summary.curves) == curves.SAMPLES
-    for unit, sizes in (("distances", (1, 5, 100, 500, 2_000, 6_000)), ("bytes", (10, 60, 240, 700))):
-        found, rates, errors = cache_curve(summary, unit)
-        for size in sizes:
-            error = float(np.interp(size, found, errors))
-            assert error < 0.05
-            near = np.interp(size, exact[unit][0], exact[unit][1])
-            assert abs(np.interp(size, found, rates) - near) < max(1.5 * error, 0.005), (unit, size)
+    for unit, (sizes, rates, errors) in exact.items():
+        found, near, half_widths = cache_curve(summary, unit)
+        assert not errors.any()
+        assert half_widths.max() < 0.015
+        for size, rate in list(zip(sizes.tolist(), rates.tolist(), strict=True))[:-1]:
+            place = np.searchsorted(found, size, side="right") - 1
+            before = near[place] if place >= 0 else 0.0
+            after = near[min(place + 1, len(near) - 1)]
+            margin = 2 * float(np.interp(size, found, half_widths)) + 0.001
+            assert before - margin <= rate <= after + margin, (unit, size)
+
+
+def test_a_curve_that_was_counted_in_parts_is_that_of_all() -> None:
+    """With one key that has half of the requests, which is in one part."""
+    chance = np.random.default_rng(5)
+    count = 20_000
+    chosen = np.where(chance.random(count) < 0.5, 0, chance.integers(1, 5_000, count))
+    requests = gets_of(chosen, 5_000)
+    for unit in ("keys", "bytes"):
+        whole, parts = cache_curve(summarise(requests), unit), cache_curve(counted_in_parts(requests, 8), unit)
+        for one, other in zip(whole, parts, strict=True):
+            assert one.tolist() == other.tolist()
+    sizes, rates, _ = cache_curve(summarise(requests), "keys")
+    assert np.interp(10, sizes, rates) == pytest.approx(0.5, abs=0.01)
