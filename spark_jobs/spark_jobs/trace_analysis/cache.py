@@ -69,8 +69,8 @@ def cache_charts(summary: Summary, trace: TableTrace) -> Iterator[Chart]:
             series.append(Series("upper bound", scaled, np.clip(rates + errors, 0, 1).tolist()))
         plot = Plot("Hit rate of an LRU cache by its size", Axis(label, log=True), SHARE, series)
         text = (
-            "Hit rate of gets in an LRU cache of each size, filled by the gets and puts of the trace. Its limit is "
-            "what compulsory misses and deletes leave. "
+            "Hit rate of gets in an LRU cache of each size, filled by the requests of the trace that found or wrote a "
+            "value. Its limit is what gets of keys without a value leave: compulsory misses, deletes and expiry. "
         )
         if errors.any():
             text += f"From {summary.reuses.gets:,} gets that were drawn; 95 % interval at most ±{errors.max():.1%}."

@@ -1,6 +1,8 @@
 """Reuse distances of gets, for the hit rate of an LRU cache by its size.
 
-A delete is no use of a key; a get after it finds nothing, whatever the size of the cache.
+A request uses a key if it leaves its value in a cache: it found or wrote one. After a delete, or a miss of which the
+server says that the key was never written, was deleted or has expired, there is nothing to cache until the next use. A
+miss of an unknown cause is a use of what an earlier use left, since a larger cache would have had it.
 
 All gets of a small trace are counted, and of a larger one some that are drawn at random; keys are counted one by one,
 so that the draw is the only error. Two requests at one microsecond have no order. So nothing depends on the order in
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from headrace.wire.request_trace import TableOperation
+from headrace.wire.request_trace import RequestOutcome, TableOperation
 
 from spark_jobs.trace_analysis.history import KeyOrder, Positions, keys_of_ranges, previous_positions
 from spark_jobs.trace_analysis.requests import TracedRequests
@@ -106,9 +108,16 @@ def joined_reuses(parts: Sequence[Reuses]) -> Reuses:
 
 def _uses_by_key(requests: TracedRequests, keys: KeyOrder) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return which requests use their key, and before which of them a use has left a value; ordered by key."""
-    fills = requests.operation[keys.order] != TableOperation.DELETE
-    last = np.arange(len(fills)) - 1
-    return fills, ~keys.first & fills[last]
+    operation, outcome = requests.operation[keys.order], requests.outcome[keys.order]
+    fills = (operation != TableOperation.DELETE) & ((outcome == RequestOutcome.DONE) | (outcome == RequestOutcome.HIT))
+    empties = (operation == TableOperation.DELETE) | (
+        (outcome >= RequestOutcome.MISS_NEVER_WRITTEN) & (outcome <= RequestOutcome.MISS_EXPIRED)
+    )
+    places = np.arange(len(operation))
+    start = np.maximum.accumulate(np.where(keys.first, places, 0))
+    last = np.append(-1, np.maximum.accumulate(np.where(fills | empties, places, -1))[:-1])
+    has_value = (last >= start) & fills[last]
+    return fills | (has_value & (outcome == RequestOutcome.MISS)), has_value
 
 
 def _random(key_hash: npt.NDArray[np.uint64], at_us: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

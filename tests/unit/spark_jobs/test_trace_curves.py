@@ -10,17 +10,19 @@ from spark_jobs.trace_analysis.requests import TracedRequests, taken
 
 from tests.unit.spark_jobs.test_trace_summary import trace
 
+EMPTY = (RequestOutcome.MISS_NEVER_WRITTEN, RequestOutcome.MISS_DELETED, RequestOutcome.MISS_EXPIRED)
+
 
 def uses_by_loop(requests: TracedRequests) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the positions of uses, and those of the gets that a cache could answer with the use before."""
     uses, gets = [], []
     last: dict[int, int] = {}
     held: set[int] = set()
-    columns = (requests.key_hash.tolist(), requests.operation.tolist())
-    for place, (key, operation) in enumerate(zip(*columns, strict=True)):
-        if operation == TableOperation.DELETE:
+    columns = (requests.key_hash.tolist(), requests.operation.tolist(), requests.outcome.tolist())
+    for place, (key, operation, outcome) in enumerate(zip(*columns, strict=True)):
+        if operation == TableOperation.DELETE or outcome in EMPTY:
             held.discard(key)
-        else:
+        elif outcome in (RequestOutcome.DONE, RequestOutcome.HIT) or key in held:
             if operation == TableOperation.GET and key in held:
                 gets.append((place, last[key]))
             held.add(key)

@@ -230,6 +230,33 @@ def test_a_get_after_a_delete_is_no_hit_of_any_cache() -> None:
     assert not len(sizes)
 
 
+@pytest.mark.parametrize(
+    ("history", "rate"),
+    [
+        ([(TableOperation.GET, RequestOutcome.MISS_NEVER_WRITTEN)] * 4, 0),
+        ([(TableOperation.GET, RequestOutcome.MISS)] * 4, 0),
+        ([(TableOperation.PUT, RequestOutcome.DONE), *[(TableOperation.GET, RequestOutcome.MISS_EXPIRED)] * 4], 0),
+        ([(TableOperation.PUT, RequestOutcome.DONE), *[(TableOperation.GET, RequestOutcome.MISS)] * 4], 1),
+        (
+            [(TableOperation.COMPARE_AND_PUT, RequestOutcome.CONFLICT), (TableOperation.GET, RequestOutcome.HIT)] * 2,
+            0.5,
+        ),
+        ([(TableOperation.GET, outcome) for outcome in (RequestOutcome.MISS_EXPIRED, RequestOutcome.HIT)] * 4, 0),
+    ],
+)
+def test_a_cache_answers_only_gets_whose_value_a_request_has_left(
+    history: list[tuple[TableOperation, RequestOutcome]], rate: float
+) -> None:
+    """Not those of a key that is not there; what is gone for an unknown reason a larger cache would have had."""
+    operations, outcomes = (np.array(column, np.uint8) for column in zip(*history, strict=True))
+    count = len(history)
+    zeros = np.zeros(count, np.uint32)
+    columns = (zeros, zeros, zeros, zeros.astype(np.uint16), operations, outcomes)
+    requests = TracedRequests(np.full(count, 1 << 50, np.uint64), NOON_US + np.arange(count), *columns)
+    _, rates, _ = cache_curve(summarise(requests), "keys")
+    assert rates.tolist() == ([rate] if rate else [])
+
+
 def gets_of(chosen: np.ndarray, keys: int) -> TracedRequests:
     """Return gets of these keys, which all find a value of 100 bytes, a microsecond after the other."""
     count = len(chosen)
