@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import typer
-from headrace.wire.request_trace import TRACE_TOPIC, TraceFormatError, decode_block
+from headrace.wire.request_trace import TRACE_TOPIC, TraceBlock, TraceFormatError, decode_block
 from rich.console import Console
 
 from spark_jobs.command import (
@@ -47,6 +47,7 @@ from spark_jobs.trace_analysis.requests import (
     TracedRequests,
     TraceError,
     chosen_trace,
+    digest_of,
     in_order_of_time,
     joined,
     read_parquet,
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 _Counted = TypeVar("_Counted")
 PART_REQUESTS = 8_000_000
 """Requests of one task, on average: less than a gigabyte."""
-_HEADS = "table STRING, threshold BIGINT, blocks BIGINT, requests BIGINT, seen BIGINT, dropped BIGINT, damaged BIGINT"
+_HEADS = "digest BINARY, table STRING, threshold BIGINT, requests BIGINT, seen BIGINT, dropped BIGINT"
 _ROWS = (
     "key_hash BIGINT, at_us BIGINT, gap_us BIGINT, latency_us BIGINT, value_bytes BIGINT, key_bytes INT, "
     "operation SMALLINT, outcome SMALLINT"
@@ -106,22 +107,13 @@ def spark_summary(
         TraceError: If there is no such trace.
     """
     from pyspark import StorageLevel
-    from pyspark.sql import functions
 
     progress.step("reading the heads of blocks")
     with progress.following(spark):
-        sums = [functions.sum(name).alias(name) for name in ("blocks", "requests", "seen", "dropped", "damaged")]
-        heads = values.mapInArrow(_heads, _HEADS).groupBy("table", "threshold").agg(*sums).collect()
-    found, damaged = [], 0
-    for row in heads:
-        if row["table"] is None:
-            damaged = row["damaged"]
-            continue
-        found.append(TableTrace(row["table"], row["threshold"]))
-        found[-1].add(row["blocks"], row["requests"], row["seen"], row["dropped"])
+        found, repeated, damaged = _traces_of(values)
     trace = chosen_trace(found, table, source)
     parts = max(spark.sparkContext.defaultParallelism, -(-trace.requests // PART_REQUESTS))
-    frame = values.mapInArrow(_rows_of(trace.table, trace.threshold), _ROWS).repartition(parts, "key_hash")
+    frame = _requests_of(values, trace, repeated).repartition(parts, "key_hash")
     rows = frame.persist(StorageLevel.DISK_ONLY)
     try:
         progress.step(f"counting {trace.requests:,} requests")
@@ -146,40 +138,90 @@ def _values(spark: SparkSession, topic: str, file: Path | None, bootstrap_server
     return rows.select("value")
 
 
+def _traces_of(values: DataFrame) -> tuple[list[TableTrace], frozenset[bytes], int]:
+    """Return the traces, the digests of blocks that are there several times, and the number of damaged records."""
+    from pyspark.sql import functions
+
+    counts = ("requests", "seen", "dropped")
+    blocks = values.mapInArrow(_heads, _HEADS).groupBy("digest", "table", "threshold", *counts)
+    several = functions.collect_list(functions.expr("CASE WHEN copies > 1 THEN digest END"))
+    sums = [functions.sum(name).alias(name) for name in (*counts, "copies")]
+    heads = blocks.agg(functions.count("*").alias("copies")).groupBy("table", "threshold")
+    found, damaged = [], 0
+    repeated: set[bytes] = set()
+    for row in heads.agg(functions.count("*").alias("blocks"), *sums, several.alias("repeated")).collect():
+        if row["table"] is None:
+            damaged = row["copies"]
+            continue
+        trace = TableTrace(row["table"], row["threshold"], repeated_blocks=row["copies"] - row["blocks"])
+        trace.add(row["blocks"], row["requests"], row["seen"], row["dropped"])
+        found.append(trace)
+        repeated.update(map(bytes, row["repeated"]))
+    return found, frozenset(repeated), damaged
+
+
 def _heads(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield a row for each block; one without a table counts damaged records."""
+    """Yield a row for each block, and one of nulls for each damaged record."""
     import pyarrow
 
+    names = [column.split()[0] for column in _HEADS.split(", ")]
+    types = [pyarrow.binary(), pyarrow.string(), *[pyarrow.int64()] * (len(names) - 2)]
     for batch in batches:
-        rows: list[tuple[str | None, int, int, int, int, int, int]] = []
-        for value in batch.column(0):
-            try:
-                block = decode_block(value.as_py() or b"")
-            except TraceFormatError:
-                rows.append((None, 0, 0, 0, 0, 0, 1))
+        rows: list[tuple[bytes | str | int | None, ...]] = []
+        for value, block in _decoded(batch):
+            if block is None:
+                rows.append((None,) * len(names))
                 continue
-            counts = (1, block.requests, block.seen_requests, block.dropped_requests, 0)
-            rows.append((block.table, block.sample_threshold, *counts))
-        names = [column.split()[0] for column in _HEADS.split(", ")]
-        types = [pyarrow.string(), *[pyarrow.int64()] * (len(names) - 1)]
+            counts = (block.requests, block.seen_requests, block.dropped_requests)
+            rows.append((digest_of(value), block.table, block.sample_threshold, *counts))
         columns = zip(*rows, strict=True) if rows else [()] * len(names)
         arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, types, strict=True)]
         yield pyarrow.RecordBatch.from_arrays(arrays, names)
 
 
-def _rows_of(table: str, threshold: int) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
-    """Return the function of a task that yields the requests of a trace."""
+def _decoded(batch: pyarrow.RecordBatch) -> Iterator[tuple[bytes, TraceBlock | None]]:
+    """Yield values with their blocks; None for one that is none."""
+    for value in batch.column(0):
+        held = value.as_py() or b""
+        try:
+            yield held, decode_block(held)
+        except TraceFormatError:
+            yield held, None
+
+
+def _requests_of(values: DataFrame, trace: TableTrace, repeated: frozenset[bytes]) -> DataFrame:
+    """Return the requests of a trace; those of blocks that are there several times are in it once."""
+    rows = values.mapInArrow(_rows_of(trace, lambda value: digest_of(value) not in repeated), _ROWS)
+    if not repeated:
+        return rows
+    # Few values, of which Spark may compare all bytes.
+    several = values.mapInArrow(_only(repeated), "value BINARY").dropDuplicates(["value"])
+    return rows.unionAll(several.mapInArrow(_rows_of(trace, lambda value: True), _ROWS))
+
+
+def _only(digests: frozenset[bytes]) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
+    """Return the function of a task that yields the blocks with these digests."""
+
+    def only(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        for batch in batches:
+            held = [value for value, block in _decoded(batch) if block is not None and digest_of(value) in digests]
+            yield pyarrow.RecordBatch.from_arrays([pyarrow.array(held, pyarrow.binary())], ["value"])
+
+    return only
+
+
+def _rows_of(trace: TableTrace, is_wanted: Callable[[bytes], bool]) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
+    """Return the function of a task that yields the requests of the wanted blocks of a trace."""
+    key = (trace.table, trace.threshold)
 
     def rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
 
         for batch in batches:
-            for value in batch.column(0):
-                try:
-                    block = decode_block(value.as_py() or b"")
-                except TraceFormatError:
-                    continue
-                if (block.table, block.sample_threshold) == (table, threshold):
+            for value, block in _decoded(batch):
+                if block is not None and (block.table, block.sample_threshold) == key and is_wanted(value):
                     yield pyarrow.RecordBatch.from_arrays(_signed(requests_of(block)), list(DTYPES))
 
     return rows

@@ -19,10 +19,12 @@ from headrace.wire.request_trace import RequestOutcome, TableOperation, decode_b
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from spark_jobs.progress import ProgressLine
 from spark_jobs.topic_frame import read_topic
-from spark_jobs.trace_analysis.requests import TraceError, topic_values
+from spark_jobs.trace_analysis.requests import TraceCollector, TraceError, chosen_trace, topic_values
+from spark_jobs.trace_analysis.summary import summarise
 from spark_jobs.workload import local_summary, spark_summary
 
 from tests.integration.replicated import until
+from tests.unit.spark_jobs.test_trace_requests import block
 from tests.unit.spark_jobs.test_trace_summary import equal
 
 pytest.importorskip("scipy")
@@ -160,6 +162,20 @@ def test_spark_counts_what_one_process_counts(jobs, spark_cluster: LocalCluster,
     assert damaged == 1
     assert summary.reuses.gets == local.gets
     assert equal(summary, local)
+
+
+@pytest.mark.slow
+def test_spark_leaves_out_what_one_process_leaves_out(jobs) -> None:
+    """Blocks that were written twice, in any partition; damaged records are counted each."""
+    held = [block(0, 200), block(200, 500), block(0, 9, "orders"), block(0, 200), b"no block", b"no block"]
+    values = jobs.createDataFrame([(value,) for value in held], "value BINARY").repartition(3)
+    collector = TraceCollector()
+    for value in held:
+        collector.add(value)
+    local = chosen_trace(collector.traces.values(), "users", "a topic")
+    trace, summary, damaged = spark_summary(jobs, values, "users", "a topic", ProgressLine(quiet=True))
+    assert (trace, trace.repeated_blocks, damaged) == (local, 1, 2)
+    assert equal(summary, summarise(collector.requests(local)))
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ _RULES = """## Rules
    request: `seen_requests` of a server that samples none of its keys are in no block.
 5. A request for many keys is recorded once for each key, with the same time and latency. The gap is that of its first
    key, sampled or not; the others have a gap of 0.
-6. A new operation or outcome gets a new version."""
+6. A new operation or outcome gets a new version.
+7. A block whose acknowledgement was lost is written again with the same bytes. A reader counts it once."""
 
 
 def trace_body() -> str:

@@ -91,6 +91,8 @@ def _intro(trace: TableTrace, summary: Summary, damaged: int) -> str:
             f"{trace.dropped_requests:,} sampled requests ({share:.2%}) were dropped by servers: the mean rate "
             "includes them; load over time, causes of misses, popularity, reuse and caches do not."
         )
+    if trace.repeated_blocks:
+        notes.append(f"{trace.repeated_blocks:,} blocks were written twice and count once.")
     if damaged:
         notes.append(f"{damaged:,} records were not blocks of a trace and were skipped.")
     return "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,8 @@ class TableTrace:
     """All requests of the table, sampled or not."""
     dropped_requests: int = 0
     """Requests that were sampled and not recorded."""
+    repeated_blocks: int = 0
+    """Blocks that are left out, since they were written before: the acknowledgement of a write was lost."""
 
     @property
     def fraction(self) -> float:
@@ -69,6 +72,11 @@ class TableTrace:
         self.requests += requests
         self.seen_requests += seen
         self.dropped_requests += dropped
+
+
+def digest_of(value: bytes) -> bytes:
+    """Return what tells a block from all others: a server writes one again with the same bytes."""
+    return blake2b(value, digest_size=16).digest()
 
 
 class TraceError(Exception):
@@ -132,16 +140,23 @@ class TraceCollector:
         self.damaged = 0
         """Records that are not blocks of a trace."""
         self._parts: dict[tuple[str, int], list[TracedRequests]] = {}
+        self._digests: set[bytes] = set()
 
     def add(self, value: bytes | None) -> None:
-        """Add a record's value."""
+        """Add a record's value, unless it is a block that was added before."""
         try:
             block = decode_block(value or b"")
         except TraceFormatError:
             self.damaged += 1
             return
         key = (block.table, block.sample_threshold)
-        self._trace(key).add(1, block.requests, block.seen_requests, block.dropped_requests)
+        trace = self._trace(key)
+        digest = digest_of(value or b"")
+        if digest in self._digests:
+            trace.repeated_blocks += 1
+            return
+        self._digests.add(digest)
+        trace.add(1, block.requests, block.seen_requests, block.dropped_requests)
         self._parts[key].append(requests_of(block))
 
     def add_rows(self, table: str, requests: TracedRequests) -> None:

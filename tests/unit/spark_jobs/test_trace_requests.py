@@ -46,6 +46,16 @@ def test_blocks_become_requests_in_order_of_time() -> None:
     assert same(collector.requests(trace), REQUESTS)
 
 
+def test_a_block_that_was_written_twice_counts_once() -> None:
+    """A server writes a block again whose acknowledgement was lost; the trace says how many there were."""
+    collector = TraceCollector()
+    for value in (block(0, 300), block(300, 500), block(0, 300), block(0, 300)):
+        collector.add(value)
+    trace = chosen_trace(collector.traces.values(), None, "a topic")
+    assert trace == TableTrace("users", ALL_KEYS, 2, 500, 1_000, 2, repeated_blocks=2)
+    assert same(collector.requests(trace), REQUESTS)
+
+
 def test_a_table_of_blocks_and_a_table_of_rows_are_the_same(tmp_path: Path) -> None:
     """As `spark_jobs.load` writes them, files of a directory among others; or the columns themselves."""
     blocks = tmp_path / "loaded" / "event_hour=2023-11-15-00"
