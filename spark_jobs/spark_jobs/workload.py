@@ -50,6 +50,7 @@ from spark_jobs.trace_analysis.requests import (
     digest_of,
     in_order_of_time,
     joined,
+    key_of,
     read_parquet,
     requests_of,
     topic_values,
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 _Counted = TypeVar("_Counted")
 PART_REQUESTS = 8_000_000
 """Requests of one task, on average: less than a gigabyte."""
-_HEADS = "digest BINARY, table STRING, threshold BIGINT, requests BIGINT, seen BIGINT, dropped BIGINT"
+_HEADS = "digest BINARY, table STRING, table_id BINARY, threshold BIGINT, requests BIGINT, seen BIGINT, dropped BIGINT"
 _ROWS = (
     "key_hash BIGINT, at_us BIGINT, gap_us BIGINT, latency_us BIGINT, value_bytes BIGINT, key_bytes INT, "
     "operation SMALLINT, outcome SMALLINT"
@@ -142,18 +143,19 @@ def _traces_of(values: DataFrame) -> tuple[list[TableTrace], frozenset[bytes], i
     """Return the traces, the digests of blocks that are there several times, and the number of damaged records."""
     from pyspark.sql import functions
 
-    counts = ("requests", "seen", "dropped")
-    blocks = values.mapInArrow(_heads, _HEADS).groupBy("digest", "table", "threshold", *counts)
+    key, counts = ("table", "table_id", "threshold"), ("requests", "seen", "dropped")
+    blocks = values.mapInArrow(_heads, _HEADS).groupBy("digest", *key, *counts)
     several = functions.collect_list(functions.expr("CASE WHEN copies > 1 THEN digest END"))
     sums = [functions.sum(name).alias(name) for name in (*counts, "copies")]
-    heads = blocks.agg(functions.count("*").alias("copies")).groupBy("table", "threshold")
+    heads = blocks.agg(functions.count("*").alias("copies")).groupBy(*key)
     found, damaged = [], 0
     repeated: set[bytes] = set()
     for row in heads.agg(functions.count("*").alias("blocks"), *sums, several.alias("repeated")).collect():
         if row["table"] is None:
             damaged = row["copies"]
             continue
-        trace = TableTrace(row["table"], row["threshold"], repeated_blocks=row["copies"] - row["blocks"])
+        trace = TableTrace(row["table"], row["threshold"], table_id=bytes(row["table_id"]))
+        trace.repeated_blocks = row["copies"] - row["blocks"]
         trace.add(row["blocks"], row["requests"], row["seen"], row["dropped"])
         found.append(trace)
         repeated.update(map(bytes, row["repeated"]))
@@ -165,7 +167,7 @@ def _heads(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBat
     import pyarrow
 
     names = [column.split()[0] for column in _HEADS.split(", ")]
-    types = [pyarrow.binary(), pyarrow.string(), *[pyarrow.int64()] * (len(names) - 2)]
+    types = [pyarrow.binary(), pyarrow.string(), pyarrow.binary(), *[pyarrow.int64()] * (len(names) - 3)]
     for batch in batches:
         rows: list[tuple[bytes | str | int | None, ...]] = []
         for value, block in _decoded(batch):
@@ -173,7 +175,7 @@ def _heads(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBat
                 rows.append((None,) * len(names))
                 continue
             counts = (block.requests, block.seen_requests, block.dropped_requests)
-            rows.append((digest_of(value), block.table, block.sample_threshold, *counts))
+            rows.append((digest_of(value), *key_of(block), *counts))
         columns = zip(*rows, strict=True) if rows else [()] * len(names)
         arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, types, strict=True)]
         yield pyarrow.RecordBatch.from_arrays(arrays, names)
@@ -214,14 +216,14 @@ def _only(digests: frozenset[bytes]) -> Callable[..., Iterator[pyarrow.RecordBat
 
 def _rows_of(trace: TableTrace, is_wanted: Callable[[bytes], bool]) -> Callable[..., Iterator[pyarrow.RecordBatch]]:
     """Return the function of a task that yields the requests of the wanted blocks of a trace."""
-    key = (trace.table, trace.threshold)
+    key = trace.key
 
     def rows(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
 
         for batch in batches:
             for value, block in _decoded(batch):
-                if block is not None and (block.table, block.sample_threshold) == key and is_wanted(value):
+                if block is not None and key_of(block) == key and is_wanted(value):
                     yield pyarrow.RecordBatch.from_arrays(_signed(requests_of(block)), list(DTYPES))
 
     return rows

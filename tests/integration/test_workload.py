@@ -166,8 +166,9 @@ def test_spark_counts_what_one_process_counts(jobs, spark_cluster: LocalCluster,
 
 @pytest.mark.slow
 def test_spark_leaves_out_what_one_process_leaves_out(jobs) -> None:
-    """Blocks that were written twice, in any partition; damaged records are counted each."""
+    """Blocks that were written twice, in any partition, and other tables of the name; damaged records are counted."""
     held = [block(0, 200), block(200, 500), block(0, 9, "orders"), block(0, 200), b"no block", b"no block"]
+    held += [block(0, 50, table_id=b"a" * 16), block(50, 150, threshold=1 << 30)]
     values = jobs.createDataFrame([(value,) for value in held], "value BINARY").repartition(3)
     collector = TraceCollector()
     for value in held:
@@ -175,6 +176,7 @@ def test_spark_leaves_out_what_one_process_leaves_out(jobs) -> None:
     local = chosen_trace(collector.traces.values(), "users", "a topic")
     trace, summary, damaged = spark_summary(jobs, values, "users", "a topic", ProgressLine(quiet=True))
     assert (trace, trace.repeated_blocks, damaged) == (local, 1, 2)
+    assert [other.requests for other in trace.left_out] == [100, 50]
     assert equal(summary, summarise(collector.requests(local)))
 
 

@@ -63,6 +63,7 @@ class Analysis:
             "requests": summary.requests,
             "seen_requests": self.trace.seen_requests,
             "dropped_requests": self.trace.dropped_requests,
+            "left_out_requests": sum(other.requests for other in self.trace.left_out),
             "repeated_blocks": self.trace.repeated_blocks,
             "damaged_records": self.damaged,
             "seconds_of_trace": span_seconds(summary),

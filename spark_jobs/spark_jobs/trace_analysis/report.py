@@ -91,6 +91,13 @@ def _intro(trace: TableTrace, summary: Summary, damaged: int) -> str:
             f"{trace.dropped_requests:,} sampled requests ({share:.2%}) were dropped by servers: the mean rate "
             "includes them; load over time, causes of misses, popularity, reuse and caches do not."
         )
+    for other in trace.left_out:
+        which = (
+            f"with a sampled fraction of {other.fraction:.3g}"
+            if other.table_id == trace.table_id
+            else "of another table of this name"
+        )
+        notes.append(f"{other.requests:,} requests {which} are left out.")
     if trace.repeated_blocks:
         notes.append(f"{trace.repeated_blocks:,} blocks were written twice and count once.")
     if damaged:

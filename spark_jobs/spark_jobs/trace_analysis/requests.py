@@ -7,7 +7,7 @@ columns of `TracedRequests`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +45,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
 """Types of the columns of `TracedRequests`, in order."""
 
 
+TraceKey = tuple[str, bytes, int]
+"""Name and id of a table, and the threshold of its sample: what may be analysed together."""
+
+
 @dataclass(slots=True)
 class TableTrace:
     """What the blocks of one table with one sample say of it."""
@@ -60,6 +64,14 @@ class TableTrace:
     """Requests that were sampled and not recorded."""
     repeated_blocks: int = 0
     """Blocks that are left out, since they were written before: the acknowledgement of a write was lost."""
+    table_id: bytes = bytes(16)
+    left_out: tuple[TableTrace, ...] = ()
+    """Other traces of this name, of `chosen_trace`."""
+
+    @property
+    def key(self) -> TraceKey:
+        """What tells the trace from others."""
+        return self.table, self.table_id, self.threshold
 
     @property
     def fraction(self) -> float:
@@ -74,6 +86,11 @@ class TableTrace:
         self.dropped_requests += dropped
 
 
+def key_of(block: TraceBlock) -> TraceKey:
+    """Return the trace that a block belongs to."""
+    return block.table, block.table_id, block.sample_threshold
+
+
 def digest_of(value: bytes) -> bytes:
     """Return what tells a block from all others: a server writes one again with the same bytes."""
     return blake2b(value, digest_size=16).digest()
@@ -86,8 +103,9 @@ class TraceError(Exception):
 def chosen_trace(traces: Iterable[TableTrace], table: str | None, source: str) -> TableTrace:
     """Return the trace to analyse: of the table that is wanted, or of the only one.
 
-    A table whose sampled fraction was changed has several; the one with most requests is returned, since keys of a
-    smaller sample would seem to begin or end with the change.
+    A table whose sampled fraction was changed has several, and so has the name of one that was deleted and created
+    again, whose keys have other hashes. The one with most requests is returned, since keys would seem to begin or end
+    with the change; the others are its `left_out`.
 
     Raises:
         TraceError: If there is no such table, or more than one.
@@ -101,7 +119,8 @@ def chosen_trace(traces: Iterable[TableTrace], table: str | None, source: str) -
         raise TraceError(f"{source} has traces of {len(names)} tables; choose one by --table: {', '.join(names[:20])}")
     if table is not None and table not in names:
         raise TraceError(f"{source} has no trace of the table {table}; it has {', '.join(names[:20])}")
-    return next(trace for trace in found if table in (None, trace.table))
+    chosen, *others = [trace for trace in found if table in (None, trace.table)]
+    return replace(chosen, left_out=tuple(others))
 
 
 def requests_of(block: TraceBlock) -> TracedRequests:
@@ -133,13 +152,13 @@ def taken(requests: TracedRequests, positions: npt.NDArray[np.int64]) -> TracedR
 
 
 class TraceCollector:
-    """Collects the blocks of a trace by table and sample."""
+    """Collects the blocks of traces."""
 
     def __init__(self) -> None:
-        self.traces: dict[tuple[str, int], TableTrace] = {}
+        self.traces: dict[TraceKey, TableTrace] = {}
         self.damaged = 0
         """Records that are not blocks of a trace."""
-        self._parts: dict[tuple[str, int], list[TracedRequests]] = {}
+        self._parts: dict[TraceKey, list[TracedRequests]] = {}
         self._digests: set[bytes] = set()
 
     def add(self, value: bytes | None) -> None:
@@ -149,7 +168,7 @@ class TraceCollector:
         except TraceFormatError:
             self.damaged += 1
             return
-        key = (block.table, block.sample_threshold)
+        key = key_of(block)
         trace = self._trace(key)
         digest = digest_of(value or b"")
         if digest in self._digests:
@@ -161,17 +180,18 @@ class TraceCollector:
 
     def add_rows(self, table: str, requests: TracedRequests) -> None:
         """Add requests of a table that are not in blocks: all of its keys."""
-        key = (table, ALL_KEYS)
+        key = (table, bytes(16), ALL_KEYS)
         self._trace(key).add(0, len(requests.key_hash), len(requests.key_hash), 0)
         self._parts[key].append(requests)
 
     def requests(self, trace: TableTrace) -> TracedRequests:
         """Return the requests of a trace in order of time, and release their memory here."""
-        return in_order_of_time(joined(self._parts.pop((trace.table, trace.threshold))))
+        return in_order_of_time(joined(self._parts.pop(trace.key)))
 
-    def _trace(self, key: tuple[str, int]) -> TableTrace:
+    def _trace(self, key: TraceKey) -> TableTrace:
         self._parts.setdefault(key, [])
-        return self.traces.setdefault(key, TableTrace(*key))
+        table, table_id, threshold = key
+        return self.traces.setdefault(key, TableTrace(table, threshold, table_id=table_id))
 
 
 def topic_values(bootstrap_servers: str, topic: str) -> Iterator[bytes | None]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from headrace.cli.bench.models import ETC, MAX_KEYS, POOLS, WorkloadModel, model_of
+from headrace.wire.request_trace import ALL_KEYS
 from rich.console import Console
 from spark_jobs.trace_analysis.analysis import Analysis, analysed
 from spark_jobs.trace_analysis.charts import cumulative
@@ -21,6 +22,7 @@ from spark_jobs.trace_analysis.histogram import count
 from spark_jobs.trace_analysis.model import model_of_summary
 from spark_jobs.trace_analysis.plots import Axis, Plot, Series, number_text, svg
 from spark_jobs.trace_analysis.report import report
+from spark_jobs.trace_analysis.requests import TableTrace
 from spark_jobs.trace_analysis.summary import summarise
 from spark_jobs.workload import show_workload
 
@@ -189,6 +191,21 @@ def test_the_page_says_what_drops_and_the_limit_of_keys_change() -> None:
     )
     assert "The model has 10,000,000 keys, the most that one can have; the table may have more." in text
     assert "the most that one can have" not in report(trace, found.summary, found.charts, found.fits, found.model, 0)
+
+
+def test_the_page_says_what_is_left_out() -> None:
+    """Requests of other tables of the name and of other fractions, and blocks that were written twice."""
+    trace, requests = drawn(POOLS["usr"], 500)
+    others = (
+        TableTrace("users", 1 << 30, requests=1_234),
+        TableTrace("users", ALL_KEYS, requests=9, table_id=b"a" * 16),
+    )
+    found = analysed(replace(trace, left_out=others, repeated_blocks=2), summarise(requests))
+    page = report(found.trace, found.summary, found.charts, found.fits, found.model, 0)
+    assert "1,234 requests with a sampled fraction of 0.25 are left out" in page
+    assert "9 requests of another table of this name are left out" in page
+    assert "2 blocks were written twice" in page
+    assert (found.as_json()["left_out_requests"], found.as_json()["repeated_blocks"]) == (1_243, 2)
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:

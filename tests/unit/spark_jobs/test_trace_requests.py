@@ -23,12 +23,12 @@ from tests.unit.spark_jobs.trace_parts import START_US, drawn
 _, REQUESTS = drawn(ETC, 500)
 
 
-def block(start: int, end: int, table: str = "users", threshold: int = ALL_KEYS) -> bytes:
+def block(start: int, end: int, table: str = "users", threshold: int = ALL_KEYS, table_id: bytes = bytes(16)) -> bytes:
     """Return some of the requests as a block."""
     part = [column[start:end] for column in REQUESTS]
     base = int(part[1].min())
     columns = TraceColumns(part[0], (part[1] - base).astype(np.uint32), *part[2:])
-    return encode_block(TraceBlock(table, bytes(16), 1, base, threshold, 2 * (end - start), 1, columns))
+    return encode_block(TraceBlock(table, table_id, 1, base, threshold, 2 * (end - start), 1, columns))
 
 
 def same(one: TracedRequests, other: TracedRequests) -> bool:
@@ -88,6 +88,18 @@ def test_a_sample_that_was_changed_is_analysed_where_it_has_most_requests() -> N
     trace = chosen_trace(collector.traces.values(), None, "a topic")
     assert (trace.fraction, trace.requests) == (1.0, 400)
     assert len(collector.requests(trace).at_us) == 400
+    assert [(other.fraction, other.requests) for other in trace.left_out] == [(0.25, 100)]
+
+
+def test_tables_of_one_name_are_not_one_table() -> None:
+    """A table that was deleted and created again has other hashes for its keys; the trace says what is left out."""
+    collector = TraceCollector()
+    for value in (block(0, 100, table_id=b"a" * 16), block(100, 500, table_id=b"b" * 16), block(0, 9, "orders")):
+        collector.add(value)
+    trace = chosen_trace(collector.traces.values(), "users", "a topic")
+    assert (trace.table_id, trace.requests) == (b"b" * 16, 400)
+    assert len(collector.requests(trace).at_us) == 400
+    assert [(other.table_id, other.requests) for other in trace.left_out] == [(b"a" * 16, 100)]
 
 
 def test_the_table_is_the_only_one_or_the_one_that_is_named() -> None:
