@@ -89,7 +89,7 @@ def local_summary(
     Raises:
         TraceError: If there is no such trace.
     """
-    collector = TraceCollector()
+    collector = TraceCollector(table)
     if file is not None:
         read_parquet(file, collector, table)
     else:
@@ -283,7 +283,9 @@ def workload(
             help="Directory for workload.html, workload.parquet and model.json, created if missing.",
         ),
     ],
-    topic: Annotated[str, typer.Option(help="Topic with a request trace.")] = TRACE_TOPIC,
+    topic: Annotated[
+        str | None, typer.Option(help=f"Topic with a request trace; the default is {TRACE_TOPIC}.")
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -309,6 +311,9 @@ def workload(
         import scipy  # noqa: F401
     except ImportError:
         raise JobError("the analysis needs scipy; install 'headrace-spark-jobs[workload]'") from None
+    if file is not None and topic is not None:
+        raise usage_error("give either --file or --topic, not both")
+    topic = topic or TRACE_TOPIC
     if file is None:
         check_topics(bootstrap_servers, topic)
     progress = ProgressLine(quiet=quiet)

@@ -10,12 +10,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import headrace
 import numpy as np
 import numpy.typing as npt
-from headrace.wire.request_trace import ALL_KEYS, TraceBlock, TraceFormatError, decode_block
+from headrace.wire.batch import MAX_TIMESTAMP_MS
+from headrace.wire.request_trace import (
+    ALL_KEYS,
+    RequestOutcome,
+    TableOperation,
+    TraceBlock,
+    TraceFormatError,
+    decode_block,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 class TracedRequests(NamedTuple):
@@ -43,6 +54,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "outcome": np.dtype(np.uint8),
 }
 """Types of the columns of `TracedRequests`, in order."""
+_RANGES = {
+    "at_us": (0, MAX_TIMESTAMP_MS * 1_000),
+    "operation": (int(min(TableOperation)), int(max(TableOperation))),
+    "outcome": (int(min(RequestOutcome)), int(max(RequestOutcome))),
+}
+"""Least and largest number of columns that do not take all numbers of their type."""
 
 
 TraceKey = tuple[str, bytes, int]
@@ -152,9 +169,10 @@ def taken(requests: TracedRequests, positions: npt.NDArray[np.int64]) -> TracedR
 
 
 class TraceCollector:
-    """Collects the blocks of traces."""
+    """Collects the blocks of traces: of one table their requests, if it is named, and of others their numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: str | None = None) -> None:
+        self._table = table
         self.traces: dict[TraceKey, TableTrace] = {}
         self.damaged = 0
         """Records that are not blocks of a trace."""
@@ -176,7 +194,8 @@ class TraceCollector:
             return
         self._digests.add(digest)
         trace.add(1, block.requests, block.seen_requests, block.dropped_requests)
-        self._parts[key].append(requests_of(block))
+        if self._table in (None, block.table):
+            self._parts[key].append(requests_of(block))
 
     def add_rows(self, table: str, requests: TracedRequests) -> None:
         """Add requests of a table that are not in blocks: all of its keys."""
@@ -205,7 +224,7 @@ def read_parquet(path: Path, collector: TraceCollector, table: str | None) -> No
     """Add Parquet files to a collector: a file, or a directory of them.
 
     Raises:
-        TraceError: If columns are missing.
+        TraceError: If columns are missing, or one has what no request has.
     """
     import pyarrow.dataset
 
@@ -219,5 +238,25 @@ def read_parquet(path: Path, collector: TraceCollector, table: str | None) -> No
     if missing:
         raise TraceError(f"{path} has neither a column value with trace blocks nor the columns {', '.join(missing)}")
     rows = found.to_table(columns=list(DTYPES))
-    columns = (rows.column(name).to_numpy().astype(dtype) for name, dtype in DTYPES.items())
+    columns = (_whole_numbers(rows.column(name), name, path) for name in DTYPES)
     collector.add_rows(table or path.stem, TracedRequests(*columns))
+
+
+def _whole_numbers(column: pyarrow.ChunkedArray, name: str, path: Path) -> npt.NDArray[Any]:
+    """Return a column of rows; raise `TraceError` if it has what no request has."""
+    import pyarrow
+
+    of = f"the column {name} of {path} has"
+    if column.null_count:
+        raise TraceError(f"{of} nulls")
+    if name == "at_us" and pyarrow.types.is_timestamp(column.type):
+        column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False).cast(pyarrow.int64())
+    if not pyarrow.types.is_integer(column.type):
+        raise TraceError(f"{of} the type {column.type}; it takes whole numbers")
+    values: npt.NDArray[Any] = column.to_numpy()
+    # Spark has no unsigned numbers: it writes hashes as signed ones of the same bits.
+    if name != "key_hash" and len(values):
+        low, high = _RANGES.get(name, (0, int(np.iinfo(DTYPES[name]).max)))
+        if int(values.min()) < low or int(values.max()) > high:
+            raise TraceError(f"{of} a number that is not from {low} to {high}")
+    return values.astype(DTYPES[name])

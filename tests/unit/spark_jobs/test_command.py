@@ -58,6 +58,7 @@ def test_help_describes_what_a_job_does(arguments, capsys):
         ((workload, "--local"), "--output"),
         ((workload, "--output", "s3://bucket/t"), "'--output': s3:// is no directory"),
         ((workload, "--output", "x", "--file", "/no/such/file"), "--file"),
+        ((workload, "--output", "x", "--file", __file__, "--topic", "t"), "either --file or --topic"),
         ((audit, "--audit-topic", "a", "--table", "."), "requires exactly one --topic"),
         ((windows, "counts", "--topic", "t", "--output", "x", "--window", "1 minute"), "--window '1 minute'"),
     ],

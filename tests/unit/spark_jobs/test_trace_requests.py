@@ -80,6 +80,50 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         read_parquet(tmp_path / "x.parquet", TraceCollector(), None)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("outcome", pa.array([7, 0]), "the column outcome of .* has a number that is not from 0 to 6"),
+        ("operation", pa.array([9, 1]), "operation .* not from 1 to 5"),
+        ("value_bytes", pa.array([-1, 5]), "value_bytes .* not from 0 to 4294967295"),
+        ("key_bytes", pa.array([1 << 16, 5]), "key_bytes .* not from 0 to 65535"),
+        ("at_us", pa.array([-1, 5]), "at_us .* not from 0 to"),
+        ("at_us", pa.array([START_US, None]), "the column at_us of .* has nulls"),
+        ("gap_us", pa.array([1.5, 2.0]), "the column gap_us of .* has the type double; it takes whole numbers"),
+    ],
+)
+def test_rows_that_are_no_requests_are_refused(tmp_path: Path, name: str, values: pa.Array, message: str) -> None:
+    """The message names the column, and what it may have."""
+    columns = {column: pa.array(part[:2]) for column, part in zip(DTYPES, REQUESTS, strict=True)}
+    pyarrow.parquet.write_table(pa.table(columns | {name: values}), tmp_path / "x.parquet")
+    with pytest.raises(TraceError, match=message):
+        read_parquet(tmp_path / "x.parquet", TraceCollector(), None)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_rows_have_signed_hashes_and_timestamps_as_well(tmp_path: Path, unit: str) -> None:
+    """As Spark writes them, which has no unsigned numbers; a timestamp of any unit is microseconds."""
+    columns = dict(zip(DTYPES, map(pa.array, REQUESTS), strict=True))
+    columns["key_hash"] = pa.array(REQUESTS.key_hash.view(np.int64))
+    columns["at_us"] = pa.array(REQUESTS.at_us, pa.timestamp("us")).cast(pa.timestamp(unit), safe=False)
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "users.parquet")
+    collector = TraceCollector()
+    read_parquet(tmp_path / "users.parquet", collector, None)
+    found = collector.requests(chosen_trace(collector.traces.values(), None, "a file"))
+    assert sorted(found.key_hash.tolist()) == sorted(REQUESTS.key_hash.tolist())
+    step = 1_000 if unit == "ms" else 1
+    assert found.at_us.tolist() == (REQUESTS.at_us // step * step).tolist()
+
+
+def test_only_the_requests_of_the_wanted_table_are_held() -> None:
+    """Those of other tables are counted, so that an error can name them."""
+    collector = TraceCollector("users")
+    for value in (block(0, 100), block(0, 9, "orders")):
+        collector.add(value)
+    held = {trace.table: (trace.requests, len(collector.requests(trace).at_us)) for trace in collector.traces.values()}
+    assert held == {"users": (100, 100), "orders": (9, 0)}
+
+
 def test_a_sample_that_was_changed_is_analysed_where_it_has_most_requests() -> None:
     """Keys of one fraction at a time: those of another seem to begin or end with the change."""
     collector = TraceCollector()
