@@ -17,6 +17,8 @@ from spark_jobs.trace_analysis.summary import Summary
 SHARE = Axis("share", percent=True, low=0.0, high=1.0)
 MIB = 1 << 20
 MAX_SIZES = 200
+FEW_KEYS = 30
+"""Keys of a sample between two requests below which their number in the table is known to about a fifth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,18 @@ def cache_charts(summary: Summary, trace: TableTrace) -> Iterator[Chart]:
         )
         if errors.any():
             text += f"From {summary.reuses.gets:,} gets that were drawn; 95 % interval at most ±{errors.max():.1%}."
-        elif trace.fraction < 1:
-            text += f"From the sample of {trace.fraction:.3g} of the keys; its error is not known."
         else:
-            text += "Exact, from all requests of the trace."
+            text += "From all gets of the trace."
+        if trace.fraction < 1:
+            text += _of_sample(trace.fraction, name)
         unit = "keys" if scale == 1 else "MiB"
         yield Chart(f"cache size, {measure}", f"What a cache of a size would do, in {unit}", text, plot)
+
+
+def _of_sample(fraction: float, name: str) -> str:
+    """Return the errors that a sample of the keys has, whatever the number of gets."""
+    rough = f" Sizes below {FEW_KEYS / fraction:,.0f} keys are rough." if name == "keys" else ""
+    return (
+        f" The trace is a sample of {fraction:.3g} of the keys: whether the most popular ones are in it is an error "
+        f"that is not known, and in no interval.{rough}"
+    )

@@ -116,7 +116,11 @@ def _load(summary: Summary, trace: TableTrace) -> Chart | None:
         "step",
     )
     peak = f"The peak is {max(rates):,.4g} requests/s."
-    text = f"All requests of the table, sampled or not, on average over {width} min. {peak}"
+    text = f"All requests of the table, on average over {width} min. {peak}"
+    if trace.fraction < 1:
+        text += (
+            f" Its course is that of a sample of {trace.fraction:.3g} of the keys; the mean is that of all requests."
+        )
     return Chart("load", "Load over the trace", text, plot)
 
 

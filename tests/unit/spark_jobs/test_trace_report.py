@@ -15,6 +15,7 @@ import pytest
 from headrace.cli.bench.models import ETC, MAX_KEYS, POOLS, WorkloadModel, model_of
 from headrace.wire.request_trace import ALL_KEYS
 from rich.console import Console
+from spark_jobs.trace_analysis import curves
 from spark_jobs.trace_analysis.analysis import Analysis, analysed
 from spark_jobs.trace_analysis.charts import cumulative
 from spark_jobs.trace_analysis.fits import Fit
@@ -193,7 +194,7 @@ def test_the_page_says_what_drops_and_the_limit_of_keys_change() -> None:
     assert "the most that one can have" not in report(trace, found.summary, found.charts, found.fits, found.model, 0)
 
 
-def test_the_page_says_what_is_left_out() -> None:
+def test_the_page_says_what_is_left_out(tmp_path: Path) -> None:
     """Requests of other tables of the name and of other fractions, and blocks that were written twice."""
     trace, requests = drawn(POOLS["usr"], 500)
     others = (
@@ -201,11 +202,30 @@ def test_the_page_says_what_is_left_out() -> None:
         TableTrace("users", ALL_KEYS, requests=9, table_id=b"a" * 16),
     )
     found = analysed(replace(trace, left_out=others, repeated_blocks=2), summarise(requests))
-    page = report(found.trace, found.summary, found.charts, found.fits, found.model, 0)
+    found.write(tmp_path)
+    page = (tmp_path / "workload.html").read_text()
     assert "1,234 requests with a sampled fraction of 0.25 are left out" in page
     assert "9 requests of another table of this name are left out" in page
     assert "2 blocks were written twice" in page
     assert (found.as_json()["left_out_requests"], found.as_json()["repeated_blocks"]) == (1_243, 2)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("fraction", [1.0, 0.3])
+def test_what_comes_from_a_sample_of_the_keys_says_so(
+    monkeypatch: pytest.MonkeyPatch, fraction: float, exact: bool
+) -> None:
+    """The load, and the curve of a cache with all of its gets or some: no interval has the error of the sample."""
+    if not exact:
+        monkeypatch.setattr(curves, "EXACT", 100)
+        monkeypatch.setattr(curves, "DRAWN", 500)
+    trace, requests = drawn(replace(POOLS["sys"], keys=300, gap_us=replace(ETC.gap_us, scale=1e6)), 4_000, fraction)
+    texts = {chart.measure: chart.text for chart in analysed(trace, summarise(requests)).charts}
+    for measure in ("cache size, distances", "cache size, bytes"):
+        assert ("95 % interval" in texts[measure]) == (not exact)
+        assert ("a sample of 0.3 of the keys" in texts[measure]) == (fraction < 1)
+    assert ("below 100 keys" in texts["cache size, distances"]) == (fraction < 1)
+    assert ("a sample of 0.3 of the keys" in texts["load"]) == (fraction < 1)
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
