@@ -17,6 +17,7 @@ from headrace.client.sql.temporary import QueryDirectory
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError
 
 _NO_TABLE = re.compile(r'Table with name "?(.+?)"? does not exist')
+_INTERRUPTED = "Query interrupted"
 
 
 class SqlResult:
@@ -35,18 +36,16 @@ class SqlResult:
         self._directory = QueryDirectory()
         config = {"temp_directory": self._directory.path, **({"memory_limit": memory_limit} if memory_limit else {})}
         try:
-            self._connection = duckdb.connect(config=config)
-            if not memory_limit:
-                _leave_memory(self._connection)
-            # Which DuckDB prints to the standard output, where the result may be, also if that is no terminal.
-            self._connection.execute("set enable_progress_bar = false")
-            self._connection.execute("set timezone = 'UTC'")
-            # Of which a table that is no topic would be a variable of this module.
-            self._connection.execute("set python_enable_replacements = false")
-            self._relation = self._prepared(query, start, end, settings)
-        except duckdb.Error as error:
-            self.close()
-            raise _error_of(error) from error
+            with _translated(duckdb.Error):
+                self._connection = duckdb.connect(config=config)
+                if not memory_limit:
+                    _leave_memory(self._connection)
+                # Which DuckDB prints to the standard output, where the result may be, also if that is no terminal.
+                self._connection.execute("set enable_progress_bar = false")
+                self._connection.execute("set timezone = 'UTC'")
+                # Of which a table that is no topic would be a variable of this module.
+                self._connection.execute("set python_enable_replacements = false")
+                self._relation = self._prepared(query, start, end, settings)
         except BaseException:
             self.close()
             raise
@@ -192,7 +191,10 @@ class SqlResult:
 
 
 class _translated:
-    """Raises DuckDB's errors as those of headrace; those of reading topics unchanged."""
+    """Raises DuckDB's errors as those of headrace; those of reading topics unchanged.
+
+    During a query Ctrl-C is a RuntimeError of DuckDB, which replaces the KeyboardInterrupt.
+    """
 
     def __init__(self, error: type[Exception]) -> None:
         self._error = error
@@ -203,6 +205,8 @@ class _translated:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, self._error):
             raise _error_of(error) from error
+        if type(error) is RuntimeError and str(error) == _INTERRUPTED:
+            raise KeyboardInterrupt from error
 
 
 def _error_of(error: Exception) -> HeadraceError:
