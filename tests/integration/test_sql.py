@@ -199,7 +199,7 @@ def test_results(cluster):
         ("selec 1", InvalidRequestError, "syntax error"),
         ("delete from clicks", InvalidRequestError, "Pass one SELECT statement"),
         ("select 1; select 2", InvalidRequestError, "several statements"),
-        ("", InvalidRequestError, "Pass one SELECT statement"),
+        ("", InvalidRequestError, "the query is empty"),
     ],
 )
 def test_wrong_queries(sql, query, error, message):

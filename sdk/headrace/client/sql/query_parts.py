@@ -87,7 +87,8 @@ def query_parts(connection: Any, query: str) -> QueryParts:
     if tree.get("error"):
         raise InvalidRequestError(f"the query: {tree['error_message']}", action="Pass one SELECT statement.")
     if len(tree["statements"]) != 1:
-        raise InvalidRequestError("the query has several statements", action="Pass one SELECT statement.")
+        problem = "the query has several statements" if tree["statements"] else "the query is empty"
+        raise InvalidRequestError(problem, action="Pass one SELECT statement.")
     node = tree["statements"][0]["node"]
     entries = [entry for each in _nodes(node) for entry in _entries(each.get("cte_map"))]
     reads = [*_reads(node, frozenset())]
