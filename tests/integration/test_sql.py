@@ -233,7 +233,7 @@ def test_the_command(cluster, tmp_path):
     code, out, _ = command(cluster, query)
     assert (code, out.decode().splitlines()) == (
         0,
-        ["USER  NAME  LOW    HALF", "   0  n0    true    0.0", "   1  n1    true    0.5", "   2  n2    false   1.0"],
+        ["user  name  low    half", "   0  n0    true    0.0", "   1  n1    true    0.5", "   2  n2    false   1.0"],
     )
     code, out, _ = command(cluster, "-o", "json", given=query.encode())
     assert [json.loads(line) for line in out.splitlines()][2] == {"user": 2, "name": "n2", "low": False, "half": 1.0}

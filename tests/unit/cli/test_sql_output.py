@@ -31,6 +31,14 @@ def written(form, values, stream=None):
     return stream.getvalue().decode()
 
 
+def test_a_table_has_the_names_of_its_columns():
+    """As the query gives them, which may be expressions with texts, and without control characters."""
+    found = io.BytesIO()
+    batch = pa.record_batch({"json ->> '$.ms'": [1], "stra\u00dfe": ["x"], "\x1b[2J": ["y"]})
+    write_result(pa.RecordBatchReader.from_batches(batch.schema, [batch]), SqlOutput.TABLE, found)
+    assert found.getvalue().decode().splitlines()[0] == "json ->> '$.ms'  stra\u00dfe  \\x1b[2J"
+
+
 def test_csv_has_the_values_themselves():
     """A program reads back what the records have; only a terminal gets escapes."""
     values = ["a\nb", "c\rd", "x\ty", "1\u00a0000", "a\\nb", "\x9b", '"']

@@ -92,8 +92,9 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput,
 
 def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
     first = list(islice(rows, TABLE_ROWS))
+    heads = [cell_text(name) for name in names]
     cells = [[cell_text(value) for value in row] for row in first]
-    widths = [min(MAX_WIDTH, max([len(name), *(len(row[place]) for row in cells)])) for place, name in enumerate(names)]
+    widths = [min(MAX_WIDTH, max([len(head), *(len(row[place]) for row in cells)])) for place, head in enumerate(heads)]
     are_numbers = [
         bool(first) and {type(row[place]) for row in first} <= {int, float, Decimal, type(None)}
         for place in range(len(names))
@@ -106,7 +107,7 @@ def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
         ]
         return "  ".join(padded).rstrip() + "\n"
 
-    yield line(name.upper() for name in names)
+    yield line(heads)
     yield from map(line, cells)
     for row in rows:
         yield line(map(cell_text, row))
