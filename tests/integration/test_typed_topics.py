@@ -529,7 +529,7 @@ def test_rows_on_the_command_line(cluster, client, topic, tmp_path):
     assert [json.loads(line)["value"] for line in found.stdout.splitlines()] == rows
     found = run("consume", topic, "-e", "--output", "table")
     assert [line.split()[3:] for line in found.stdout.splitlines()] == [
-        ["PAGE", "USER", "AT", "TAGS", "COUNTRY"],
+        ["page", "user", "at", "tags", "country"],
         ["/a", "7", "2026-01-02T03:04:05.678000+00:00", '["x",', "null]", "FR"],
         ["/b", "-", "-", "-", "-"],
     ]

@@ -24,7 +24,7 @@ class RowTable:
         """Return the lines of records, at the first call below the heading."""
         lines = [self._cells(record) for record in records]
         if not self._widths:
-            heading = [*self._own, *(name.upper() for name in self._names)]
+            heading = [*self._own, *map(cell_text, self._names)]
             self._widths = [min(MAX_WIDTH, max(map(len, cells))) for cells in zip(heading, *lines, strict=True)]
             rows = [record.value for record in records if isinstance(record.value, dict)]
             kinds = [{type(row.get(name)).__name__ for row in rows} for name in self._names]
