@@ -179,6 +179,35 @@ def test_text_that_is_no_text() -> None:
         columns.typed.rows(0, 1)
 
 
+@pytest.mark.parametrize("has_arrow", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "outside", "within"),
+    [
+        ("date", 3_000_000, date(9999, 12, 31)),
+        ("date", -(2**31), date(1, 1, 1)),
+        ("timestamp[us]", 2**62, datetime(2026, 1, 2)),
+        ("timestamp[ms, UTC]", -(2**60), datetime(2026, 1, 2, tzinfo=UTC)),
+        ("timestamp[s, Asia/Tokyo]", 253_402_300_799, datetime(2026, 1, 2, tzinfo=UTC)),
+        ("duration[s]", 2**62, timedelta(days=999_999_999)),
+    ],
+)
+def test_times_that_python_lacks(
+    kind: str, outside: int, within: object, has_arrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no damage: a reader has them as stored numbers, with Arrow and without, at any depth, and sends them."""
+    monkeypatch.setattr("headrace.wire.typed.typed_columns._has_arrow", lambda: has_arrow)
+    columns = parse_columns(f"1 a {kind}, 2 b list<{kind}>")
+    rows = [{"a": outside, "b": [within, None, outside]}, {"a": None, "b": None}]
+    arrays = arrays_of_rows(rows, columns)
+    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
+    batch = b"".join(column_parts(RowBlocks(columns.batch_text, blocks, len(rows)), base_timestamp_ms=0))
+    assert read(batch) == rows
+    document = json.loads(json_row(rows[0]))
+    assert (document["a"], document["b"][2]) == (outside, outside)
+    if kind != "duration[s]":  # A number of JSON is seconds.
+        assert row_of_json(document, columns) == rows[0]
+
+
 def test_a_bomb_is_refused() -> None:
     """A block that inflates to more than a thousand times its bytes, or than the reader's limit, is not inflated."""
     array = pa.array(np.zeros(200_000, np.int64))
@@ -300,7 +329,7 @@ def test_rows_from_json() -> None:
     for wrong in (
         {"b": "?"},
         {"m": "x"},
-        {"d": 7},
+        {"d": "x"},
         {"t": "x"},
         {"s": "noon"},
         {"u": "x"},

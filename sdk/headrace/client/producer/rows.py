@@ -255,7 +255,7 @@ def key_array(arrays: Sequence[Any], columns: TopicColumns) -> Any:
     """Return the keys of rows by the arrays of all current columns.
 
     Raises:
-        InvalidRequestError: If a key has a time outside what Python represents.
+        InvalidRequestError: If a key has a time of day that is not within a day.
     """
     import pyarrow as pa
 

@@ -171,11 +171,12 @@ class _BlockReader:
 def values_of(array: BlockArray) -> list[Any]:
     """Return the values as Python objects, `None` for null.
 
-    Numbers, str, bytes, Decimal, date, time, timedelta and datetime (aware if the type has a zone); times in ns are
-    whole numbers, for which Python has no type. Lists are lists, structs and maps dicts.
+    Numbers, str, bytes, Decimal, date, time, timedelta and datetime (aware if the type has a zone). For times in ns
+    Python has no type, and none for dates and times outside the years 1 to 9999 and longer durations: these are the
+    stored whole numbers, in the unit of the type, of dates in days since 1970. Lists are lists, structs and maps dicts.
 
     Raises:
-        CorruptBatchError: If text is not UTF-8, or a time is outside what Python represents.
+        CorruptBatchError: If text is not UTF-8, or a time of day is not within a day.
         InvalidConfigError: If this machine does not have the time zone.
     """
     try:
@@ -241,9 +242,13 @@ def _of_one_width(array: BlockArray) -> list[Any]:
     stored: npt.NDArray[Any] = np.frombuffer(data, f"<i{width}")
     valid = [True] * array.count if array.validity is None else _valid(array)
     convert = _converter(kind)
+    not_in_python = () if kind.name == "time" else (OverflowError, ValueError)
     found: list[Any] = [None] * array.count
     for place, number in compress(enumerate(stored.tolist()), valid):
-        found[place] = convert(number)
+        try:
+            found[place] = convert(number)
+        except not_in_python:
+            found[place] = number
     return found
 
 

@@ -3,8 +3,8 @@
 | value | JSON |
 | --- | --- |
 | bytes | text in base64 |
-| date, time, timestamp | text in ISO 8601; a whole number in nanoseconds |
-| duration | seconds |
+| date, time, timestamp | text in ISO 8601; a whole number in nanoseconds, and outside the years 1 to 9999 |
+| duration | seconds; a whole number of its unit in nanoseconds, and where Python's `timedelta` ends |
 | decimal | text, which keeps all digits; a number if its type has none after the point |
 | NaN and the infinities | the texts `NaN`, `Infinity` and `-Infinity` |
 | key of a map | the text of its JSON |
@@ -113,12 +113,14 @@ def _value(kind: ColumnType, value: Any, cuts_times: bool) -> Any:
             return base64.b64decode(value, validate=True)
         case "decimal":
             return Decimal(str(value))
+        case "date" | "time" | "timestamp" if isinstance(value, int):
+            return value
         case "date":
             return date.fromisoformat(value)
         case "time":
-            return value if isinstance(value, int) else time.fromisoformat(value)
+            return time.fromisoformat(value)
         case "timestamp":
-            return value if isinstance(value, int) else _moment(value, kind)
+            return _moment(value, kind)
         case "duration":
             return timedelta(seconds=value)
         case "list":

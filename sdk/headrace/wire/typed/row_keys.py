@@ -1,8 +1,8 @@
 """Keys of rows, made of the stored values of their key columns: a value has one key, in whatever form it was sent.
 
 The key of a single text or binary column is the value itself. Any other key is a compact JSON array of the values:
-numbers, bools, null and text as JSON has them, bytes in hexadecimal digits, times in nanoseconds as whole numbers, and
-dates, times, durations and decimals as Python writes them; a timestamp with a zone in UTC.
+numbers, bools, null and text as JSON has them, bytes in hexadecimal digits, and dates, times, durations and decimals as
+Python writes them, but as whole numbers where it has no type (see `values_of`); a timestamp with a zone in UTC.
 """
 
 import json
@@ -30,7 +30,7 @@ def keys_of_blocks(blocks: Sequence[ColumnBlock], kinds: Sequence[ColumnType], c
     """Return the keys of `count` rows by the blocks of their key columns.
 
     Raises:
-        InvalidRequestError: If a time is outside what Python represents.
+        InvalidRequestError: If a time of day is not within a day.
     """
     try:
         columns = [
