@@ -205,24 +205,27 @@ def decode_selected(batch: ReadableBuffer, selection: ColumnSelection, *, max_pa
     Of a part, all that a reader uses is checked here: the checksums of the stamp, of the directory and of the blocks.
 
     Raises:
-        CorruptBatchError: As `decode_batch`, also if the part is another one than selected.
+        CorruptBatchError: As `decode_batch`, also if the part is another one than selected. It has no `next_offset` if
+            a checksum is wrong: another replica may have the batch undamaged.
         UnsupportedCodecError: If the codec's package is not installed.
     """
     header = read_header(batch)
     view = memoryview(batch).cast("B")
     if header.batch_bytes != len(view) or crc32c(view[:STAMP_CRC_START]) != header.stamp_crc:
         raise CorruptBatchError("the stamp's checksum, or the size of the part, is wrong")
+    directory = read_directory(view, header)
+    stored = _selected_blocks(view, header, directory, selection)
     try:
-        directory = read_directory(view, header)
-        return _decode_part(view, header, directory, selection, max_payload_bytes)
+        return _decode_part(header, directory, stored, max_payload_bytes)
     except CorruptBatchError as error:
         error.base_offset, error.next_offset = header.base_offset, header.end_offset
         raise
 
 
-def _decode_part(
-    view: memoryview, header: BatchHeader, directory: Directory, selection: ColumnSelection, max_payload_bytes: int
-) -> Columns:
+def _selected_blocks(
+    view: memoryview, header: BatchHeader, directory: Directory, selection: ColumnSelection
+) -> list[memoryview | None]:
+    """Return the stored blocks of a part and its rest, whose checksums are right; `None` for what was not selected."""
     stored: list[memoryview | None] = []
     position = HEADER_BYTES + directory.size
     for is_wanted, entry in zip(selection.wanted(header, directory), (*directory.entries, directory.rest), strict=True):
@@ -231,6 +234,16 @@ def _decode_part(
         position += is_wanted * (entry.stored_bytes + -entry.stored_bytes % 8)
     if position != len(view):
         raise CorruptBatchError(f"a part of {len(view)} bytes came, not the {position} of the selected columns")
+    names = [f"column {column.name}" for column in directory.columns.columns]
+    for name, block, entry in zip((*names, "the rest"), stored, (*directory.entries, directory.rest), strict=True):
+        if block is not None and crc32c(block) != entry.block_crc:
+            raise CorruptBatchError(f"{name}: the block's checksum is wrong", base_offset=header.base_offset)
+    return stored
+
+
+def _decode_part(
+    header: BatchHeader, directory: Directory, stored: list[memoryview | None], max_payload_bytes: int
+) -> Columns:
     *blocks, rest = stored
     values = TypedColumns(header, directory, blocks, max_payload_bytes)
     if rest is None:

@@ -281,9 +281,10 @@ def test_ranges_skip_batches() -> None:
 
 
 def test_each_flipped_bit_of_a_part_is_found() -> None:
-    """The stamp, the directory and the blocks have checksums of their own."""
+    """The stamp, the directory and the blocks have checksums of their own, so that it is known as damage."""
     selection = ColumnSelection(frozenset({1, 3}), True)
     good = part(typed(), selection)
+    next_offsets: set[int] = set()
     for position in range(len(good)):
         if 32 <= position < 36 or 64 <= position < HEADER_BYTES:
             continue  # The checksum of the whole batch, and the producer's fields, which no reader of a part uses.
@@ -293,11 +294,13 @@ def test_each_flipped_bit_of_a_part_is_found() -> None:
             columns = decode_selected(bytes(damaged), selection, max_payload_bytes=BIG)
             assert columns.typed is not None
             columns.typed.check()
-        except (CorruptBatchError, UnsupportedCodecError):
+        except CorruptBatchError as error:
+            next_offsets.add(error.next_offset)
             continue
         gap = typed().count(0)  # A gap between blocks has no meaning.
         assert gap
         assert columns.typed.rows(0, len(ROWS), COLUMNS.current[:1]) == [{"a": row["a"]} for row in ROWS], position
+    assert next_offsets == {-1}
 
 
 def test_damaged_batches_are_sent_whole() -> None:

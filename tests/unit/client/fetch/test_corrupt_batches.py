@@ -12,16 +12,21 @@ from headrace import TopicPartition
 from headrace.client.admin.record_times import timestamp_of
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import execute
+from headrace.client.base.records import Deserializers
+from headrace.client.fetch.decoding import decoded_batches_of
+from headrace.client.fetch.partition_fetch_state import CompletedFetch
+from headrace.client.fetch.selections import named_selection
 from headrace.metrics import ClientCollector
 from headrace.wire import compression
 from headrace.wire.batch import HEADER_BYTES, Codec, read_header
-from headrace.wire.columns import encode_batch
+from headrace.wire.columns import encode_batch, is_part
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InvalidTimestampError, UnsupportedCodecError
 from headrace.wire.typed.payload import read_directory
+from headrace.wire.typed.selection import select
 
 from tests.fakes.groups import fake_groups
 from tests.security.poison import MIB, header_bomb, poisons, zeros_bomb
-from tests.unit.wire.test_wire_typed_payload import ROWS, resealed, typed
+from tests.unit.wire.test_wire_typed_payload import COLUMNS, ROWS, resealed, typed
 
 P0 = TopicPartition("clicks", 0)
 POISON = poisons()["offsets descend"]
@@ -98,18 +103,21 @@ def test_skip_continues_and_logs_it(clicks, caplog):
     ]
 
 
+def with_wrong_offset():
+    """A typed batch whose column b has a wrong first offset."""
+    batch = bytearray(typed())
+    start = HEADER_BYTES + [*read_directory(batch, read_header(batch)).spans()][1][0]
+    batch[start + 16 : start + 20] = (1 << 20).to_bytes(4, "little")  # After the sizes of three buffers.
+    return batch
+
+
 @pytest.mark.parametrize("settings", [{}, {"on_corrupt_batch": "skip"}])
 def test_rows_whose_columns_lie(fake_cluster, settings):
     """A batch whose texts have descending offsets, under right checksums: the error names its offset and the column,
     and the rows of other batches are read.
     """
     fake_cluster.create_topic("clicks", 1)
-    lie = bytearray(typed())
-    start = HEADER_BYTES + [*read_directory(lie, read_header(lie)).spans()][1][0]
-    lie[start + 16 : start + 20] = (1 << 20).to_bytes(
-        4, "little"
-    )  # The first offset, after the sizes of three buffers.
-    for batch in (typed(), resealed(lie), typed()):
+    for batch in (typed(), resealed(with_wrong_offset()), typed()):
         fake_cluster.append("clicks", batch)
     with headrace.Reader("clicks", bootstrap_servers=fake_cluster.address, **SETTINGS, **settings) as reader:
         if settings:
@@ -119,6 +127,24 @@ def test_rows_whose_columns_lie(fake_cluster, settings):
         with pytest.raises(CorruptBatchError, match="column b") as caught:
             next(iter(reader))
     assert (caught.value.offset, caught.value.next_offset) == (len(ROWS), 2 * len(ROWS))
+
+
+@pytest.mark.parametrize("names", [None, ["b"], ["b", "_key"]])
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_damage_of_one_replica_is_told_from_a_batch_that_was_written_so(names, is_sealed):
+    """By the checksums, of a whole batch and of the part that has the columns of a reader alike."""
+    damaged = with_wrong_offset()
+    damaged = resealed(damaged) if is_sealed else bytes(damaged)
+    selection = named_selection("clicks", COLUMNS.batch_text, names, None)
+    if selection is not None:
+        pieces, _, _ = select(lambda at, size: damaged[at : at + size], len(damaged), selection.on_wire, 0)
+        damaged = b"".join(pieces)
+        assert is_part(damaged)
+    completed = CompletedFetch(P0, 0, 0, None, damaged, columns=COLUMNS.batch_text)
+    with pytest.raises(CorruptBatchError) as caught:
+        list(decoded_batches_of(completed, Deserializers(), MIB, selection))
+    assert (caught.value.written_so, caught.value.base_offset) == (is_sealed, 0)
+    assert caught.value.next_offset == (len(ROWS) if is_sealed else -1)
 
 
 def test_metrics_count_what_was_passed(clicks):
