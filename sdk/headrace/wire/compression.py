@@ -26,6 +26,8 @@ class Codec(IntEnum):
 
 MAX_RATIO = 1_000
 """Maximum compression ratio that a leader accepts; producers store a payload with a higher one uncompressed."""
+_BOUNDED_WINDOW_LOG = 11
+"""A block of zstd has at least 4 bytes, and at most a window before compression: 2 KiB are a ratio of 512."""
 _PIECE_BYTES = 4 << 20
 _GZIP_WBITS = 31
 _MIN_WINDOW_BYTES = 8 << 20
@@ -57,6 +59,25 @@ def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
         case Codec.GZIP:
             deflater = zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _GZIP_WBITS)
             return deflater.compress(data) + deflater.flush()
+
+
+def compress_within_ratio(codec: Codec, data: bytes) -> bytes:
+    """Compress `data` as one frame to more than a `MAX_RATIO`th, if need be less than the codec can; deterministic.
+
+    Raises:
+        UnsupportedCodecError: As `compress`.
+    """
+    packed = compress(codec, data)
+    if len(data) <= MAX_RATIO * len(packed):
+        return packed
+    if codec is Codec.ZSTD:
+        zstd: Any = _zstandard()
+        parameters = zstd.ZstdCompressionParameters.from_level(3, window_log=_BOUNDED_WINDOW_LOG)
+        frame: bytes = zstd.ZstdCompressor(compression_params=parameters).compress(data)
+        return frame
+    # LZ4 is always within 255. With the fixed codes, 258 bytes, the longest match, are 13 bits: a ratio of 159.
+    deflater = zlib.compressobj(wbits=_GZIP_WBITS, strategy=zlib.Z_FIXED)
+    return deflater.compress(data) + deflater.flush()
 
 
 def decompress(codec: int, data: bytes | memoryview, payload_bytes: int, limit: int) -> bytes | memoryview:

@@ -25,7 +25,7 @@ from headrace.wire.batch import (
     BatchFlags,
     RemovedRecords,
 )
-from headrace.wire.compression import MAX_RATIO, Codec, compress
+from headrace.wire.compression import MAX_RATIO, Codec, compress, compress_within_ratio
 from headrace.wire.crc import ReadableBuffer, crc32c
 from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
 from headrace.wire.typed.payload import ColumnBlock, seal, typed_parts
@@ -217,7 +217,8 @@ def column_parts(
     """Encode columns in Arrow's layout; see `batch_parts` for the arguments, and `arrow_buffers`.
 
     The parts are views of the columns, which must not change while the parts are in use. With `compacted` the batch is
-    a compacted one, which has no producer and may be empty.
+    a compacted one, which has no producer and may be empty; it stays compressed, however well its payload shrinks, at
+    the codec's default level.
     """
     typed = values if isinstance(values, RowBlocks) else None
     count = values.rows if isinstance(values, RowBlocks) else len(values.offsets) - 1
@@ -247,7 +248,9 @@ def column_parts(
     if typed is not None:
         parts, stored, plain = typed_parts(typed.text, typed.blocks, parts, codec, compression_level)
     elif codec != Codec.NONE:
-        packed = compress(codec, b"".join(parts), compression_level)
+        joined = b"".join(parts)
+        is_compacted = compacted is not None
+        packed = compress_within_ratio(codec, joined) if is_compacted else compress(codec, joined, compression_level)
         if len(packed) < stored <= MAX_RATIO * len(packed):
             parts, stored = [packed], len(packed)
         else:

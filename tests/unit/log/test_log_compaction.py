@@ -18,7 +18,7 @@ from headrace.log.record_selection import NOTHING_KEPT, Kept
 from headrace.log.segment import Segment, SegmentName, replaced_segments, segment_names
 from headrace.log.timestamps import TimestampKind
 from headrace.wire.batch import NONE_REMOVED, iter_batches, read_header
-from headrace.wire.columns import decode_batch, encode_batch
+from headrace.wire.columns import check_columns, decode_batch, encode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.decoded import BinaryColumn, Columns
 from headrace.wire.errors import StorageFullError
@@ -291,6 +291,23 @@ def test_what_a_kept_batch_has_does_not_come_back(bench: Bench) -> None:
     bench.now_ms += 1_000
     table.compact(kept=Kept(frozenset([0]), 1_000))
     assert table.keys() == []
+
+
+@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD, Codec.GZIP])
+def test_what_stays_of_a_compressed_batch_stays_compressed(bench: Bench, codec: Codec) -> None:
+    """Also without the one record that kept its ratio below that which a leader accepts, and by its codec."""
+    table = Table(bench, segment_bytes=1 << 20)
+    table.put([*((b"%d" % key, bytes(1 << 17)) for key in range(30)), (b"k", random.randbytes(40_000))], codec=codec)
+    ((_, batch),) = iter_batches(bench.content())
+    before = read_header(batch)
+    table.put([(b"k", b"2")])
+    table.roll()
+    table.compact()
+    ((_, batch),) = [each for each in iter_batches(bench.content()) if each[0].base_offset == 0]
+    after = read_header(batch)
+    assert (after.record_count, after.codec) == (30, codec)
+    assert after.batch_bytes < before.batch_bytes
+    check_columns(batch, after, max_payload_bytes=1 << 23)
 
 
 def test_record_without_key_stays(bench: Bench) -> None:

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from headrace.wire.compression import Codec, compress, decompress
+from headrace.wire.compression import MAX_RATIO, Codec, compress, compress_within_ratio, decompress
 from headrace.wire.errors import CorruptBatchError, UnsupportedCodecError
 
 PACKED = [Codec.LZ4, Codec.ZSTD, Codec.GZIP]
@@ -34,6 +34,16 @@ def test_garbage_truncation_and_a_second_frame_are_refused(codec: Codec) -> None
     for bad in (b"", b"garbage!", frame[:-1], frame[:-5], frame[1:], frame + b"\0", frame + frame):
         with pytest.raises(CorruptBatchError):
             decompress(codec, bad, len(DATA), 1 << 20)
+
+
+@pytest.mark.parametrize("codec", PACKED)
+def test_ratio_that_a_leader_accepts(codec: Codec) -> None:
+    """Zeros stay compressed by the codec, by no more than a leader accepts; other data are as `compress` has them."""
+    zeros = bytes(4 << 20)
+    frame = compress_within_ratio(codec, zeros)
+    assert 100 < len(zeros) / len(frame) < MAX_RATIO
+    assert decompress(codec, memoryview(frame), len(zeros), 4 << 20) == zeros
+    assert compress_within_ratio(codec, DATA) == compress(codec, DATA)
 
 
 @pytest.mark.parametrize("codec", PACKED)
