@@ -101,10 +101,12 @@ class CompactedWriter:
     def _take(self, pending: _Pending, columns: Columns, kept: Mask) -> None:
         header, count = columns.header, int(kept.sum())
         pending.dated = header
-        pending.payload_bytes += header.payload_bytes * count // header.record_count
         assert columns.key_column is not None, "a batch without keys is copied"
-        pending.values.append(columns.value_column.take(kept))
-        pending.keys.append(columns.key_column.take(kept))
+        values, keys = columns.value_column.take(kept), columns.key_column.take(kept)
+        share_bytes = header.payload_bytes * count // header.record_count  # Of headers, too, but of mean records.
+        pending.payload_bytes += max(share_bytes, len(values.data) + len(keys.data))
+        pending.values.append(values)
+        pending.keys.append(keys)
         times = columns.timestamps_ms
         pending.times.append(np.full(count, header.base_timestamp_ms, np.int64) if times is None else times[kept])
         pending.offsets.append(columns.offset_array(0, header.record_count)[kept])

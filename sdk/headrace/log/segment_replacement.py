@@ -25,10 +25,15 @@ MANY_SEGMENTS = 8
 """This number of small adjacent segments becomes one though none has a record too many."""
 _TEMPORARY_SUFFIX = ".tmp"
 _MAX_SEGMENT_OFFSETS = 0xFFFF_FFFF
+_MAX_REPLACED_BYTES = 2 << 30
+"""Bytes of segments that become one, however few of their records stay: these may be the large ones, and a segment has
+at most 4 GiB."""
 
 
 def groups_worth_replacing(parts: Iterable[SelectedSegment], segment_bytes: int) -> list[list[SelectedSegment]]:
     """Return adjacent segments that become one each, of about `segment_bytes`, if that removes records or files.
+
+    The size is estimated: records that stay count as the mean of all of their segment.
 
     A young one stays apart: one segment with all that is appended would never be old enough.
     """
@@ -43,7 +48,9 @@ def _groups(parts: Iterable[SelectedSegment], segment_bytes: int) -> Iterator[li
         part.kept_bytes = part.kept_bytes * kept // max(1, part.records)
         size_bytes = part.kept_bytes + sum(each.kept_bytes for each in group)
         span = part.end_offset - (group[0] if group else part).segment.base_offset
-        if group and (part.is_young or size_bytes > segment_bytes or span > _MAX_SEGMENT_OFFSETS):
+        is_full = span > _MAX_SEGMENT_OFFSETS or size_bytes > segment_bytes
+        replaced_bytes = part.segment.size_bytes + sum(each.segment.size_bytes for each in group)
+        if group and (part.is_young or is_full or replaced_bytes > _MAX_REPLACED_BYTES):
             yield group
             group = []
         group.append(part)

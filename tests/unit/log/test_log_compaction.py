@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from headrace.log import LogSettings, PartitionLog, log_compaction, record_selection
-from headrace.log.compacted_writer import Mask
+from headrace.log.compacted_writer import BATCH_BYTES, Mask
 from headrace.log.errors import StorageBusyError
 from headrace.log.log_compaction import DELETIONS_EVERY_MS, CompactionReport
 from headrace.log.newer_keys import NewerKeys
-from headrace.log.record_selection import NOTHING_KEPT, Kept
+from headrace.log.record_selection import NOTHING_KEPT, Kept, SelectedSegment
 from headrace.log.segment import Segment, SegmentName, replaced_segments, segment_names
+from headrace.log.segment_replacement import groups_worth_replacing
 from headrace.log.timestamps import TimestampKind
 from headrace.wire.batch import NONE_REMOVED, iter_batches, read_header
 from headrace.wire.columns import check_columns, decode_batch, encode_batch
@@ -308,6 +309,30 @@ def test_what_stays_of_a_compressed_batch_stays_compressed(bench: Bench, codec: 
     assert (after.record_count, after.codec) == (30, codec)
     assert after.batch_bytes < before.batch_bytes
     check_columns(batch, after, max_payload_bytes=1 << 23)
+
+
+def test_a_batch_is_written_when_its_records_have_the_bytes(bench: Bench) -> None:
+    """Records that stay of a batch may be far larger than the mean of them all, which are many and small."""
+    table = Table(bench, segment_bytes=1 << 24)
+    for key in range(8):
+        table.put([(b"k", None)] * 2_000 + [(b"large %d" % key, random.randbytes(BATCH_BYTES))])
+    table.put([(b"k", b"1")])
+    table.roll()
+    table.compact()
+    sizes = [header.batch_bytes for header, _ in iter_batches(bench.content())]
+    assert max(sizes) < 2 * BATCH_BYTES
+    assert {entry[1] for entry in table.entries()} == {b"k", *(b"large %d" % key for key in range(8))}
+
+
+def test_few_records_that_stay_may_have_most_of_the_bytes(bench: Bench) -> None:
+    """Segments that become one have few enough bytes for one together, though one record in a million stays."""
+    segments = bench.open()._segments
+    parts = []
+    for first in range(5):
+        part = SelectedSegment(segments.new_segment(SegmentName(first * 1_000_000), 1 << 30), (first + 1) * 1_000_000)
+        part.records, part.removed, part.kept_bytes = 1_000_000, 999_999, 1 << 30
+        parts.append(part)
+    assert [len(group) for group in groups_worth_replacing(parts, 1 << 30)] == [2, 2, 1]
 
 
 def test_record_without_key_stays(bench: Bench) -> None:
