@@ -55,10 +55,11 @@ The leader checks a batch once, before the append (`headrace.wire.batch.check_ba
    more than 1,000,000; the smallest and greatest timestamps are the header's.
 9. Of a typed batch: the checksums of the directory and of every block, their sizes, and that the columns are those of
    the topic (`headrace.wire.typed.topic_columns.writable`), and null_count of a required one is 0. The values in the
-   blocks are not looked at.
+   blocks are not looked at: a producer must refuse text that is not UTF-8, decimals with more digits than their type
+   has, and times that are not within a day.
 
-Every reader can decode a batch that passes. A topic with `validate=header` omits decompression and columns
-(7 and 8). Followers check both checksums.
+Every reader can decode a batch that passes, and whose producer did so. A topic with `validate=header` omits
+decompression and columns (7 and 8). Followers check both checksums.
 
 A reader repeats the checks, except for the ratio of 7, and decompresses at most `payload_bytes` bytes
 and at most its own `max_payload_bytes`. A batch that fails raises `CorruptBatchError` with the offset behind the batch

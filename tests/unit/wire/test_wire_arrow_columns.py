@@ -208,6 +208,64 @@ def test_no_part_of_a_time_is_cut_off(kind: str, fits: Any, wrong: Any, message:
             blocks_of_rows([{"a": wrong}], columns, **limits)
 
 
+@pytest.mark.parametrize(
+    ("kind", "last", "wrong"),
+    [
+        ("time[s]", 86_399, 86_400),
+        ("time[ms]", 86_399_999, -1),
+        ("time[us]", 86_399_999_999, 86_400 * 10**6),
+        ("time[ns]", 86_399_999_999_999, -5),
+    ],
+)
+def test_a_time_that_is_not_within_a_day_is_refused(kind: str, last: int, wrong: int) -> None:
+    """At any depth, in each way to write it: readers of the batch would lose its other rows, too."""
+    for text, nested in ((kind, lambda number: number), (f"list<struct<x: {kind}>>", lambda number: [{"x": number}])):
+        columns = parse_columns(f"1 a {text}")
+        rows = [{"a": nested(number)} for number in (0, last)]
+        rows += [{"a": None}, {"a": nested(wrong)}]
+        limits = {"max_values": 10, "max_bytes": 1_000}
+        check_row(rows[1], columns)
+        assert arrays_of_rows(rows[:3], columns)[0].null_count == 1
+        blocks_of_rows(rows[:2], columns, **limits)
+        with pytest.raises(InvalidRequestError, match=r"column a: .* is no "):
+            check_row(rows[3], columns)
+        with pytest.raises(InvalidRequestError, match=r"row 3: column a: .* is no "):
+            arrays_of_rows(rows, columns)
+        with pytest.raises(InvalidRequestError, match=r"column a: .* is no .*it is not within a day"):
+            blocks_of_rows(rows[3:], columns, **limits)
+        table = pa.table({"a": pa.array([row["a"] for row in rows], arrow_type(columns.current[0].type))})
+        arrays_of_table(table.slice(0, 3), columns)
+        with pytest.raises(InvalidRequestError, match=r"column a: .* does not fit .* in row 3: .*acceptable range"):
+            arrays_of_table(table, columns)
+        with pytest.raises(InvalidRequestError, match="in row 1: "):
+            arrays_of_table(table.slice(2), columns)
+
+
+def stored(arrow: Any, *values: bytes) -> Any:
+    """An array of values that Arrow has not looked at."""
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(arrow, len(values), buffers if arrow == pa.string() else [None, buffers[2]])
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (stored(pa.string(), b"ok", "\u00e4".encode(), b"\xff"), "in row 2: Invalid UTF8"),
+        (pa.ListArray.from_arrays([0, 2, 3], stored(pa.string(), b"ok", b"", b"\xff")), "in row 1: Invalid UTF8"),
+        (pa.MapArray.from_arrays([0, 1, 2], stored(pa.string(), b"k", b"\xff"), [1, 2]), "in row 1: Invalid UTF8"),
+        (stored(pa.decimal128(5, 2), *(n.to_bytes(16, "little") for n in (99_999, 100_000))), "in row 1: .*precision"),
+    ],
+)
+def test_arrays_that_hold_what_their_type_has_not_are_refused(array: Any, message: str) -> None:
+    """As those of another library may: Arrow takes any bytes, and readers refuse them."""
+    columns = parse_columns(f"1 a {column_type(array.type)}")
+    ends = 2 if "row 2" in message else 1
+    assert arrays_of_table(pa.table({"a": array}).slice(0, ends), columns)[0].equals(array.slice(0, ends))
+    with pytest.raises(InvalidRequestError, match=f"column a: .* does not fit .* {message}"):
+        arrays_of_table(pa.table({"a": array}), columns)
+
+
 @pytest.mark.parametrize("value", [np.datetime64("NaT", "us"), pa.scalar(None, pa.timestamp("us"))])
 def test_null_in_any_form_is_no_value_of_a_required_column(value: object) -> None:
     """Arrow has null for some objects that are not `None`."""

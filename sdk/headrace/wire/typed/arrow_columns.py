@@ -9,6 +9,7 @@ from functools import lru_cache
 from operator import index
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -175,16 +176,23 @@ def _of_table(table: Any, column: TopicColumn) -> Any:
             array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary.take(array.indices)  # A cast takes no dictionary of lists, maps and structs.
-    if array.type != arrow:
-        try:
-            array = cast_exactly(array, arrow)
-        except pa.ArrowException as error:
-            raise InvalidRequestError(
-                f"column {column.name}: {array.type} does not fit {column.type}{_misfit(array, arrow)}",
-                action="Cast it first.",
-            ) from error
-    check_required(array, column)
-    return array
+    try:
+        found = _fitted(array, column.type)
+    except pa.ArrowException as error:
+        raise InvalidRequestError(
+            f"column {column.name}: {array.type} does not fit {column.type}{_misfit(array, column.type)}",
+            action="Give it values of this type." if array.type == arrow else "Cast it first.",
+        ) from error
+    check_required(found, column)
+    return found
+
+
+def _fitted(array: Any, kind: ColumnType) -> Any:
+    """Return an array with a column's type; raise ArrowException if a value does not fit."""
+    arrow = arrow_type(kind)
+    found = array if array.type == arrow else cast_exactly(array, arrow)
+    _check_stored(found, kind)
+    return found
 
 
 def check_required(array: Any, column: TopicColumn) -> None:
@@ -194,22 +202,22 @@ def check_required(array: Any, column: TopicColumn) -> None:
         raise InvalidRequestError(f"column {column.name} is required, and null in row {row}", action="Give it a value.")
 
 
-def _misfit(array: Any, arrow: Any) -> str:
+def _misfit(array: Any, kind: ColumnType) -> str:
     """Return the first row that cannot be cast, and why; Arrow itself names any such value, and no row."""
     fits, ends = 0, len(array)  # The rows before `fits` can be cast; those before `ends` cannot.
     while ends - fits > 1:
         middle = (fits + ends) // 2
-        if _cast_error(array.slice(fits, middle - fits), arrow) is None:
+        if _error_of(array.slice(fits, middle - fits), kind) is None:
             fits = middle
         else:
             ends = middle
-    error = _cast_error(array.slice(fits, 1), arrow)
+    error = _error_of(array.slice(fits, 1), kind)
     return f": {error}" if isinstance(error, pa.ArrowNotImplementedError) else f" in row {fits}: {error}"
 
 
-def _cast_error(array: Any, arrow: Any) -> Exception | None:
+def _error_of(array: Any, kind: ColumnType) -> Exception | None:
     try:
-        cast_exactly(array, arrow)
+        _fitted(array, kind)
     except pa.ArrowException as error:
         return error  # type: ignore[no-any-return]
     return None
@@ -250,6 +258,29 @@ def _parts(array: Any) -> list[Any]:
     return [array.flatten()]
 
 
+def _check_stored(array: Any, kind: ColumnType) -> None:
+    """Raise ArrowInvalid for a value that readers refuse, at any depth; Arrow itself takes any number and any bytes."""
+    if kind.name in {"time", "decimal"} or (kind.name == "string" and not _is_ascii(array)):
+        array.validate(full=True)
+    elif kind.name == "struct":
+        for place, (_, child) in enumerate(kind.children):
+            _check_stored(array.field(place), child)
+    elif kind.children and len(array):
+        first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        parts = (array.keys, array.items) if kind.name == "map" else (array.values,)
+        for part, (_, child) in zip(parts, kind.children, strict=True):
+            _check_stored(part.slice(first, end - first), child)
+
+
+def _is_ascii(texts: Any) -> bool:
+    """Return whether an array of strings has ASCII alone: Arrow takes ten times as long to find that it is UTF-8."""
+    _, offsets, data = texts.buffers()
+    if not len(texts) or data is None:
+        return True
+    first, end = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)[[0, -1]].tolist()
+    return bool(end == first or np.frombuffer(data, np.uint8, end - first, first).max() < 128)
+
+
 def _has_digits(arrow: Any) -> bool:
     return bool(pa.types.is_floating(arrow) or pa.types.is_decimal(arrow))
 
@@ -278,7 +309,9 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], column: TopicColumn) -> Any:
     values = [row.get(column.name, default) for row in rows]
     arrow = arrow_type(column.type)
     try:
-        return pa.array(values, arrow, from_pandas=False)
+        array = pa.array(values, arrow, from_pandas=False)
+        _check_stored(array, column.type)
+        return array
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         for place, value in enumerate(values):
             check_value(column, value, f"row {place}: ")
@@ -361,6 +394,7 @@ def check_value(column: TopicColumn, value: Any, where: str) -> None:
         return
     try:
         array = array_of_value(value, column.type)
+        _check_stored(array, column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError(
             f"{where}column {column.name}: {value!r:.80} is no {column.type}: {error}",

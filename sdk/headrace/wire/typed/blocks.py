@@ -27,7 +27,8 @@ VALUE_BYTES, NESTED_BYTES = 64, 256
 """Memory of a value with its place in a list, and of a dict or a list."""
 JSON_FACTOR = 8
 """Bytes of JSON and of the object for each byte of text."""
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+SECONDS_OF_DAY = 86_400
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1)
 _DAY = timedelta(days=1)
@@ -258,7 +259,7 @@ def _converter(kind: ColumnType) -> Callable[[int], Any]:
         return lambda days: date.fromordinal(_EPOCH_DAY + days)
     if kind.unit == "ns":
         return int
-    scale = 1_000_000 // _PER_SECOND[kind.unit]
+    scale = 1_000_000 // PER_SECOND[kind.unit]
     if kind.name == "duration":
         return lambda number: timedelta(microseconds=number * scale)
     if kind.name == "time":

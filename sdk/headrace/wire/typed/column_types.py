@@ -15,7 +15,8 @@
 | `time[u]`, `duration[u]`, `timestamp[u]`, `timestamp[u, zone]` | in the unit `u`: `s`, `ms`, `us` or `ns` |
 | `list<t>`, `map<k, v>`, `struct<name: t>` | nested at most 16 deep |
 
-A zone is UTC, an offset or a name of the database of time zones; in quotes if it is no word: `timestamp[us, "+01:00"]`.
+A time is within a day. A zone is UTC, an offset or a name of the database of time zones; in quotes if it is no word:
+`timestamp[us, "+01:00"]`.
 
 Every type has one layout of Arrow's columnar format, in its 32-bit variant: `headrace.wire.typed.arrow_columns`.
 """

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import RowBlocks
 from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
-from headrace.wire.typed.blocks import NUMBERS, has_bounds, pack_bounds, width_of
+from headrace.wire.typed.blocks import NUMBERS, PER_SECOND, SECONDS_OF_DAY, has_bounds, pack_bounds, width_of
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
 from headrace.wire.typed.payload import NO_BOUNDS, ColumnBlock
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
@@ -23,7 +23,6 @@ from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 _ZEROS = bytes(8)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -214,6 +213,8 @@ def _count(value: Any, kind: ColumnType) -> int:
             raise ValueError("it has a time")
         return int(_of_class(date, value).toordinal()) - _EPOCH_DAY
     if isinstance(value, int) and not isinstance(value, bool) and kind.name != "duration":
+        if kind.name == "time" and not 0 <= value < SECONDS_OF_DAY * PER_SECOND[kind.unit]:
+            raise ValueError("it is not within a day")
         return value
     if kind.name == "time":
         microseconds = timedelta(
@@ -229,7 +230,7 @@ def _count(value: Any, kind: ColumnType) -> int:
         microseconds = ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
     if kind.unit == "ns":
         return int(microseconds) * 1_000
-    number, rest = divmod(microseconds, 1_000_000 // _PER_SECOND[kind.unit])
+    number, rest = divmod(microseconds, 1_000_000 // PER_SECOND[kind.unit])
     if rest:
         raise ValueError(f"it is finer than {kind.unit}")
     return int(number)
