@@ -19,7 +19,7 @@ from headrace.wire.crc import crc32c
 from headrace.wire.encoding import RowBlocks, column_parts, join_column
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, InvalidRequestError, UnsupportedCodecError
 from headrace.wire.typed.array_blocks import block_of_array
-from headrace.wire.typed.arrow_columns import arrays_of_rows, check_row
+from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_type, check_row
 from headrace.wire.typed.json_values import json_row, row_of_json
 from headrace.wire.typed.payload import DOUBLE, ENTRY, HEAD, INT64, TEXT, read_directory, seal
 from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select
@@ -206,6 +206,41 @@ def test_times_that_python_lacks(
     assert (document["a"], document["b"][2]) == (outside, outside)
     if kind != "duration[s]":  # A number of JSON is seconds.
         assert row_of_json(document, columns) == rows[0]
+
+
+@pytest.mark.parametrize("has_arrow", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "width", "outside", "within"),
+    [
+        ("time[s]", 32, 86_400, time(23, 59, 59)),
+        ("time[ms]", 32, -1, time(0)),
+        ("time[us]", 64, -(2**63), time(1)),
+        ("time[ns]", 64, 86_400 * 10**9, 86_400 * 10**9 - 1),
+    ],
+)
+def test_stored_times_that_are_not_within_a_day_stop_no_reader(
+    kind: str, width: int, outside: int, within: object, has_arrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Producers of other libraries may have sent some: objects have the number, arrays null, and the rest is there."""
+    monkeypatch.setattr("headrace.wire.typed.typed_columns._has_arrow", lambda: has_arrow)
+    columns = parse_columns(f"1 a {kind}, 2 b list<{kind}>, 3 n int64")
+    arrow = arrow_type(columns.current[0].type)
+    numbers = pa.array([outside, None, 7], pa.int32() if width == 32 else pa.int64()).view(arrow)
+    numbers = pa.concat_arrays([numbers, pa.array([within], arrow)])
+    nested = pa.ListArray.from_arrays(pa.array([0, 2, 2, 2, 4], pa.int32()), numbers)
+    blocks = [
+        block_of_array(array, column.type)
+        for array, column in zip((numbers, nested, pa.array(range(4))), columns.current, strict=True)
+    ]
+    batch = b"".join(column_parts(RowBlocks(columns.batch_text, blocks, 4), base_timestamp_ms=0))
+    rows = read(batch)
+    assert [rows[0], rows[3]["a"]] == [{"a": outside, "b": [outside, None], "n": 0}, within]
+    assert json.loads(json_row(rows[0]))["a"] == outside
+    found = decode_batch(batch, max_payload_bytes=BIG).typed
+    assert found is not None
+    assert [found.array(column).is_null().to_pylist() for column in columns.current[:1]] == [[True, True, False, False]]
+    assert found.array(columns.current[1]).flatten().is_null().to_pylist() == [True, True, False, False]
+    assert found.array(columns.current[0]).slice(2).equals(numbers.slice(2))
 
 
 def test_a_bomb_is_refused() -> None:

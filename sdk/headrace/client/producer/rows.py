@@ -252,11 +252,7 @@ def bulk_of_table(topic: str, table: Any, keys: Any, timestamps_ms: Any, columns
 
 
 def key_array(arrays: Sequence[Any], columns: TopicColumns) -> Any:
-    """Return the keys of rows by the arrays of all current columns.
-
-    Raises:
-        InvalidRequestError: If a key has a time of day that is not within a day.
-    """
+    """Return the keys of rows by the arrays of all current columns."""
     import pyarrow as pa
 
     kinds = [column.type for column in columns.keys]

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import CorruptBatchError, InvalidConfigError, InvalidRequestError
-from headrace.wire.typed.blocks import BlockArray, read_block
+from headrace.wire.typed.blocks import BlockArray, day_in, read_block, width_of
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
@@ -118,6 +119,8 @@ def arrow_schema(columns: Iterable[TopicColumn]) -> Any:
 def array_of_block(block: bytes | memoryview, kind: ColumnType, count: int) -> Any:
     """Return the array of a block: a view of the same memory, with every offset and all text checked.
 
+    A time that is not within a day is null: an Arrow array has none, and programs that compute with one fail.
+
     Raises:
         CorruptBatchError: If the buffers are not those of the type, or lie about their lengths.
     """
@@ -131,12 +134,24 @@ def array_of_block(block: bytes | memoryview, kind: ColumnType, count: int) -> A
 
 def _arrow_array(array: BlockArray) -> Any:
     kind = arrow_type(array.kind)
-    validity = None if array.validity is None else pa.py_buffer(array.validity)
+    known = _within_day(array) if array.kind.name == "time" else array.validity
+    validity = None if known is None else pa.py_buffer(known)
     children = [_arrow_array(child) for child in array.children]
     if array.kind.name == "map":
         entries = pa.struct([kind.key_field, kind.item_field])
         children = [pa.StructArray.from_buffers(entries, len(children[0]), [None], children=children)]
     return pa.Array.from_buffers(kind, array.count, [validity, *map(pa.py_buffer, array.buffers)], children=children)
+
+
+def _within_day(array: BlockArray) -> ReadableBuffer | None:
+    """Return the validity of times without those that are not within a day."""
+    stored = np.frombuffer(array.buffers[0], f"<u{width_of(array.kind)}")  # A negative number is a great one.
+    within = stored < day_in(array.kind.unit)
+    if within.all():
+        return array.validity
+    if array.validity is not None:
+        within &= np.unpackbits(np.frombuffer(array.validity, np.uint8), count=array.count, bitorder="little") > 0
+    return np.packbits(within, bitorder="little").data
 
 
 # --- tables and rows ---

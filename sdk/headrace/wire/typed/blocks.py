@@ -28,10 +28,8 @@ VALUE_BYTES, NESTED_BYTES = 64, 256
 JSON_FACTOR = 8
 """Bytes of JSON and of the object for each byte of text."""
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-SECONDS_OF_DAY = 86_400
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1)
-_DAY = timedelta(days=1)
 _DIGITS = Context(prec=80)
 """More than the digits of any decimal: Python's default of 28 rounds."""
 
@@ -76,6 +74,11 @@ def width_of(kind: ColumnType) -> int:
             return kind.numbers[0] if kind.numbers else 0
         case _:
             return NUMBERS[kind.name].itemsize if kind.name in NUMBERS else 0
+
+
+def day_in(unit: str) -> int:
+    """Return the length of a day in a unit of times."""
+    return 86_400 * PER_SECOND[unit]
 
 
 def has_bounds(kind: ColumnType) -> bool:
@@ -173,11 +176,12 @@ def values_of(array: BlockArray) -> list[Any]:
     """Return the values as Python objects, `None` for null.
 
     Numbers, str, bytes, Decimal, date, time, timedelta and datetime (aware if the type has a zone). For times in ns
-    Python has no type, and none for dates and times outside the years 1 to 9999 and longer durations: these are the
-    stored whole numbers, in the unit of the type, of dates in days since 1970. Lists are lists, structs and maps dicts.
+    Python has no type, and none for dates and times outside the years 1 to 9999, times that are not within a day and
+    longer durations: these are the stored whole numbers, in the unit of the type, of dates in days since 1970. Lists
+    are lists, structs and maps dicts.
 
     Raises:
-        CorruptBatchError: If text is not UTF-8, or a time of day is not within a day.
+        CorruptBatchError: If text is not UTF-8.
         InvalidConfigError: If this machine does not have the time zone.
     """
     try:
@@ -243,12 +247,11 @@ def _of_one_width(array: BlockArray) -> list[Any]:
     stored: npt.NDArray[Any] = np.frombuffer(data, f"<i{width}")
     valid = [True] * array.count if array.validity is None else _valid(array)
     convert = _converter(kind)
-    not_in_python = () if kind.name == "time" else (OverflowError, ValueError)
     found: list[Any] = [None] * array.count
     for place, number in compress(enumerate(stored.tolist()), valid):
         try:
             found[place] = convert(number)
-        except not_in_python:
+        except (OverflowError, ValueError):  # Python has none.
             found[place] = number
     return found
 
@@ -274,6 +277,6 @@ def _converter(kind: ColumnType) -> Callable[[int], Any]:
 
 
 def _time_of_day(microseconds: int) -> time:
-    if not 0 <= microseconds < _DAY // timedelta(microseconds=1):
+    if not 0 <= microseconds < day_in("us"):
         raise ValueError(f"{microseconds} microseconds are no time of day")
     return (_EPOCH + timedelta(microseconds=microseconds)).time()

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.encoding import RowBlocks
 from headrace.wire.errors import BatchTooLargeError, InvalidRequestError
-from headrace.wire.typed.blocks import NUMBERS, PER_SECOND, SECONDS_OF_DAY, has_bounds, pack_bounds, width_of
+from headrace.wire.typed.blocks import NUMBERS, PER_SECOND, day_in, has_bounds, pack_bounds, width_of
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
 from headrace.wire.typed.payload import NO_BOUNDS, ColumnBlock
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
@@ -213,7 +213,7 @@ def _count(value: Any, kind: ColumnType) -> int:
             raise ValueError("it has a time")
         return int(_of_class(date, value).toordinal()) - _EPOCH_DAY
     if isinstance(value, int) and not isinstance(value, bool) and kind.name != "duration":
-        if kind.name == "time" and not 0 <= value < SECONDS_OF_DAY * PER_SECOND[kind.unit]:
+        if kind.name == "time" and not 0 <= value < day_in(kind.unit):
             raise ValueError("it is not within a day")
         return value
     if kind.name == "time":

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.wire.errors import CorruptBatchError, InvalidRequestError
 from headrace.wire.typed.blocks import read_block, values_of
 from headrace.wire.typed.column_types import INTEGERS, ColumnType
 from headrace.wire.typed.payload import ColumnBlock
@@ -27,18 +26,11 @@ def is_exact(kind: ColumnType, value: Any) -> bool:
 
 
 def keys_of_blocks(blocks: Sequence[ColumnBlock], kinds: Sequence[ColumnType], count: int) -> list[bytes]:
-    """Return the keys of `count` rows by the blocks of their key columns.
-
-    Raises:
-        InvalidRequestError: If a time of day is not within a day.
-    """
-    try:
-        columns = [
-            values_of(read_block(b"".join(block.parts), _in_utc(kind), count))
-            for block, kind in zip(blocks, kinds, strict=True)
-        ]
-    except CorruptBatchError as error:
-        raise InvalidRequestError(f"a key column: {error.message}", action="Give it another value.") from error
+    """Return the keys of `count` rows by the blocks of their key columns."""
+    columns = [
+        values_of(read_block(b"".join(block.parts), _in_utc(kind), count))
+        for block, kind in zip(blocks, kinds, strict=True)
+    ]
     return [key_of(values) for values in zip(*columns, strict=True)]
 
 
