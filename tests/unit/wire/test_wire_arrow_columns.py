@@ -17,6 +17,7 @@ from headrace.wire.encoding import RowBlocks, column_parts
 from headrace.wire.errors import InvalidConfigError, InvalidRequestError
 from headrace.wire.typed.array_blocks import block_of_array
 from headrace.wire.typed.arrow_columns import (
+    array_of_block,
     arrays_of_rows,
     arrays_of_table,
     arrow_schema,
@@ -26,9 +27,11 @@ from headrace.wire.typed.arrow_columns import (
     column_type,
     columns_of,
 )
+from headrace.wire.typed.blocks import read_block, values_of
 from headrace.wire.typed.column_types import parse_type, zone_of
-from headrace.wire.typed.json_values import json_row
+from headrace.wire.typed.json_values import json_row, row_of_json
 from headrace.wire.typed.row_blocks import blocks_of_rows
+from headrace.wire.typed.row_keys import keys_of_blocks
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 from headrace.wire.typed.typed_columns import TypedColumns
 
@@ -309,6 +312,34 @@ def test_rows_of_a_zone_that_this_machine_lacks_say_so() -> None:
     found = decode_batch(b"".join(batch), max_payload_bytes=1 << 20)
     with pytest.raises(InvalidConfigError, match=r"there is no time zone 'Europe/Atlantis'.*install tzdata"):
         found.values()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "key"),
+    [
+        ("map<list<int64>, string>", [([1, None], "x"), ([1, None], None)], b'[[[[1,null],"x"],[[1,null],null]]]'),
+        ("map<struct<x: date>, int8>", [({"x": dt.date(2026, 1, 1)}, 1)], b'[[[{"x":"2026-01-01"},1]]]'),
+        ("list<map<map<int8, bool>, int8>>", [[({1: True}, 2)], None, []], b'[[[[{"1":true},2]],null,[]]]'),
+    ],
+)
+def test_maps_with_nested_keys_are_lists_of_pairs(kind: str, value: Any, key: bytes) -> None:
+    """Old topics may have them: readers get what can be sent again, also as JSON and as a key."""
+    columns = parse_columns(f"1 a {kind}")
+    rows = [{"a": value}, {"a": None}]
+    assert typed(columns, rows).rows(0, 2) == rows
+    again = row_of_json(json.loads(json_row(rows[0])), columns)
+    check_row(again, columns)
+    blocks = blocks_of_rows([again], columns, max_values=100, max_bytes=1_000).blocks
+    assert keys_of_blocks(blocks, [columns.current[0].type], 1) == [key]
+
+
+def test_a_dict_has_the_last_of_repeated_keys() -> None:
+    """An Arrow map may repeat them, and an array has all."""
+    kind = parse_type("map<string, int64>")
+    array = pa.array([[("x", 1), ("x", 2)]], arrow_type(kind))
+    block = b"".join(block_of_array(array, kind).parts)
+    assert values_of(read_block(block, kind, 1)) == [{"x": 2}]
+    assert array_of_block(block, kind, 1).equals(array)
 
 
 def test_columns_of_another_time() -> None:

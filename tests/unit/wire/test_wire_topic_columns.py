@@ -176,6 +176,17 @@ def test_a_column_has_a_time_zone_that_exists(zone: str) -> None:
     assert evolved("", f"at list<timestamp[us, {zone}]>", "backward") == f"1 at list<timestamp[us, {zone}]>"
 
 
+@pytest.mark.parametrize("key", ["list<int64>", "struct<x: int64>", "map<string, int64>"])
+def test_a_new_map_with_nested_keys_is_refused(key: str) -> None:
+    """Python has no dict of them. A topic that has one already can be altered."""
+    for kind in (f"map<{key}, string>", f"struct<a: list<map<{key}, string>>>"):
+        with pytest.raises(InvalidConfigError, match=f"columns: a: keys of a map cannot be of the type {key}.*Use"):
+            evolved("", f"a {kind}", "none")
+        with pytest.raises(InvalidConfigError, match="columns: a: keys of a map"):
+            evolved("1 a int64", f"a {kind}", "none")
+        assert evolved(f"1 a {kind}", f"a {kind}, b int64", "backward") == f"1 a {kind}, 2 b int64"
+
+
 @pytest.mark.parametrize("zone", ["Europe/Berln", "Europe", '"+25:00"', '"+1"', '"../etc/passwd"', "nowhere"])
 def test_a_new_column_of_a_time_zone_that_does_not_exist_is_refused(zone: str) -> None:
     """Its rows could not be read as Python objects, nor as JSON. A topic that has such a column can be altered."""

@@ -178,7 +178,8 @@ def values_of(array: BlockArray) -> list[Any]:
     Numbers, str, bytes, Decimal, date, time, timedelta and datetime (aware if the type has a zone). For times in ns
     Python has no type, and none for dates and times outside the years 1 to 9999, times that are not within a day and
     longer durations: these are the stored whole numbers, in the unit of the type, of dates in days since 1970. Lists
-    are lists, structs and maps dicts.
+    are lists, structs and maps dicts; of keys that a map repeats, a dict has the last. A map with nested keys, as old
+    topics may have, is a list of pairs.
 
     Raises:
         CorruptBatchError: If text is not UTF-8.
@@ -229,7 +230,8 @@ def _values(array: BlockArray) -> list[Any]:
         return [inner[start:end] for start, end in spans]
     if name == "map":
         keys, items = map(values_of, array.children)
-        return [dict(zip(keys[start:end], items[start:end], strict=True)) for start, end in spans]
+        collect = list if kind.children[0][1].children else dict
+        return [collect(zip(keys[start:end], items[start:end], strict=True)) for start, end in spans]
     data = bytes(array.buffers[1])
     if name == "binary":
         return [data[start:end] for start, end in spans]

@@ -13,7 +13,7 @@
 | `string`, `binary`, `binary[n]` | UTF-8 text, bytes, `n` bytes |
 | `date` | days since 1970 |
 | `time[u]`, `duration[u]`, `timestamp[u]`, `timestamp[u, zone]` | in the unit `u`: `s`, `ms`, `us` or `ns` |
-| `list<t>`, `map<k, v>`, `struct<name: t>` | nested at most 16 deep |
+| `list<t>`, `map<k, v>`, `struct<name: t>` | nested at most 16 deep; the keys of a map are not nested |
 
 A time is within a day. A zone is UTC, an offset or a name of the database of time zones; in quotes if it is no word:
 `timestamp[us, "+01:00"]`.
@@ -115,12 +115,21 @@ def zone_of(name: str) -> tzinfo:
         ) from None
 
 
-def check_zones(kind: ColumnType) -> None:
-    """Raise `InvalidConfigError` if a type has a time zone, at any depth, that does not exist."""
+def check_new(kind: ColumnType) -> None:
+    """Check what a new column cannot have at any depth, which old ones may.
+
+    Raises:
+        InvalidConfigError: For a time zone that does not exist, and for a map whose keys are lists, maps or structs.
+    """
     if kind.zone:
         zone_of(kind.zone)
+    if kind.name == "map" and (key := kind.children[0][1]).children:
+        raise InvalidConfigError(
+            f"keys of a map cannot be of the type {key}: Python has no dict of them",
+            action=f"Use list<struct<key: {key}, value: {kind.children[1][1]}>>.",
+        )
     for _, child in kind.children:
-        check_zones(child)
+        check_new(child)
 
 
 def quoted(name: str) -> str:

@@ -7,7 +7,7 @@
 | duration | seconds; a whole number of its unit in nanoseconds, and where Python's `timedelta` ends |
 | decimal | text, which keeps all digits; a number if its type has none after the point |
 | NaN and the infinities | the texts `NaN`, `Infinity` and `-Infinity` |
-| key of a map | the text of its JSON |
+| key of a map | the text of its JSON; a map with nested keys is a list of pairs |
 """
 
 import base64
@@ -127,6 +127,8 @@ def _value(kind: ColumnType, value: Any, cuts_times: bool) -> Any:
             return [_value(kind.children[0][1], each, cuts_times) for each in value]
         case "map":
             keys, items = kind.children[0][1], kind.children[1][1]
+            if keys.children:  # A list of pairs.
+                return [(_value(keys, key, cuts_times), _value(items, each, cuts_times)) for key, each in value]
             return [(_key(keys, key, cuts_times), _value(items, each, cuts_times)) for key, each in value.items()]
         case "struct":
             parts = dict(kind.children)

@@ -44,7 +44,7 @@ def key_of(values: Sequence[Any]) -> bytes:
     """Return the key of a row by the stored values of its key columns."""
     if len(values) == 1 and isinstance(values[0], str | bytes):
         return values[0].encode() if isinstance(values[0], str) else values[0]
-    parts = [_with_texts(value) if isinstance(value, dict | list) else value for value in values]
+    parts = [_with_texts(value) for value in values]
     return json.dumps(parts, separators=(",", ":"), ensure_ascii=False, default=_key_part).encode()
 
 
@@ -56,4 +56,4 @@ def _with_texts(value: Any) -> Any:
     """Return a list or a dict with text as the keys of all maps in it, which JSON requires."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else _key_part(key): _with_texts(each) for key, each in value.items()}
-    return [_with_texts(each) for each in value] if isinstance(value, list) else value
+    return [_with_texts(each) for each in value] if isinstance(value, list | tuple) else value

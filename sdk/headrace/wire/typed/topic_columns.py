@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from headrace.wire.errors import InvalidConfigError
-from headrace.wire.typed.column_types import INTEGERS, ColumnType, TypeReader, check_zones, quoted, widens
+from headrace.wire.typed.column_types import INTEGERS, ColumnType, TypeReader, check_new, quoted, widens
 
 MAX_COLUMNS = 1_000
 MAX_NAME_BYTES = 255
@@ -256,16 +256,16 @@ def evolved(before: str, wanted: str, mode: str) -> str:
     new = with_ids(parse_columns(wanted), old)
     known = set() if old is None else {column.type for column in old.columns}
     for column in new.current:
-        if column.type not in known:  # A topic that has an unknown zone can still be altered.
-            _check_zones(column)
+        if column.type not in known:  # A topic that has such a column can still be altered.
+            _check_new(column)
     if old is not None:
         new = _checked(old, new, mode)
     return str(new)
 
 
-def _check_zones(column: TopicColumn) -> None:
+def _check_new(column: TopicColumn) -> None:
     try:
-        check_zones(column.type)
+        check_new(column.type)
     except InvalidConfigError as error:
         raise InvalidConfigError(f"columns: {column.name}: {error.message}", action=error.action) from None
 
