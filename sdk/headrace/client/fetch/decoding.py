@@ -11,9 +11,9 @@ from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.client.base.serializers import resolve_deserializer
 from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.client.fetch.selections import NamedSelection, filtered
-from headrace.wire.batch import BatchHeader, check_batch, iter_batches, read_header
+from headrace.wire.batch import STAMP_CRC_START, BatchHeader, check_batch, iter_batches, read_header
 from headrace.wire.columns import Columns, decode_batch, decode_selected, is_part
-from headrace.wire.crc import ReadableBuffer
+from headrace.wire.crc import ReadableBuffer, crc32c
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, UnsupportedCodecError
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
@@ -123,9 +123,9 @@ def _decoded(batch: memoryview, max_payload_bytes: int, selection: NamedSelectio
 def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBatchError) -> CorruptBatchError:
     """Return the error with the place of the corruption, the remedy, and the offset at which a reader can continue."""
     next_offset, written_so = error.next_offset, error.next_offset > offset
-    following = _header_after(completed.data, position)
+    following = None if written_so else _header_after(completed.data, position, offset)
     if not written_so:
-        next_offset = following.base_offset if following is not None else -1
+        next_offset = following[0].base_offset if following is not None else -1
     if not written_so:
         cause = "Read it from another replica, or lose it."
     elif "max_payload_bytes" in error.action:
@@ -139,16 +139,26 @@ def _at(completed: CompletedFetch, offset: int, position: int, error: CorruptBat
         next_offset=next_offset,
         action=f"{cause} {seek} to continue after it, or set on_corrupt_batch.",
     )
-    size = None if following is None and not written_so else read_header(completed.data, position).batch_bytes
-    found.batch = bytes(memoryview(completed.data)[position : None if size is None else position + size])
+    end = None if following is None else following[1]
+    if written_so:
+        end = position + read_header(completed.data, position).batch_bytes
+    found.batch = bytes(memoryview(completed.data)[position:end])
     found.offset, found.written_so = offset, written_so
     return found
 
 
-def _header_after(data: ReadableBuffer, position: int) -> BatchHeader | None:
-    """Return the header of the batch after the corrupt one, or `None` if the corrupt one's length is not plausible."""
+def _header_after(data: ReadableBuffer, position: int, offset: int) -> tuple[BatchHeader, int] | None:
+    """Return the next header behind the corrupt batch at `offset` whose stamp is right, and its position.
+
+    `None` if there is none at the ends that the corrupt headers state: these may be wrong, too.
+    """
+    view = memoryview(data).cast("B")
     try:
-        corrupt = read_header(data, position)
-        return read_header(data, position + corrupt.batch_bytes)
+        while True:
+            position += read_header(view, position).batch_bytes
+            header = read_header(view, position)
+            is_stamped = crc32c(view[position : position + STAMP_CRC_START]) == header.stamp_crc
+            if is_stamped and header.base_offset > offset:
+                return header, position
     except CorruptBatchError:
         return None

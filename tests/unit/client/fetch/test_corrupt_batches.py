@@ -4,6 +4,7 @@ import logging
 import time
 import tracemalloc
 from itertools import islice
+from types import SimpleNamespace
 
 import headrace
 import headrace.aio
@@ -26,6 +27,7 @@ from headrace.wire.typed.selection import select
 
 from tests.fakes.groups import fake_groups
 from tests.security.poison import MIB, header_bomb, poisons, zeros_bomb
+from tests.unit.client.fetch.reading import batch as stored_batch
 from tests.unit.wire.test_wire_typed_payload import COLUMNS, ROWS, resealed, typed
 
 P0 = TopicPartition("clicks", 0)
@@ -326,6 +328,30 @@ def test_settings_belong_together(clicks):
     for settings in ({"on_corrupt_batch": "dead_letter"}, {"dead_letter_topic": "t"}, {"on_corrupt_batch": "drop"}):
         with pytest.raises(ConfigError):
             headrace.Consumer("clicks", bootstrap_servers=clicks.address, **settings)
+
+
+@pytest.mark.parametrize(
+    ("flips", "next_offset", "batches"),
+    [
+        ([], 10, 1),
+        ([(1, 5, 0x10)], 20, 2),  # The offset of the next batch, of which only the stamp is damaged: 17592186044426.
+        ([(1, 5, 0x10), (2, 28, 1)], -1, 3),  # Of the one after it, too.
+        ([(1, 16, 0x40)], -1, 3),  # The length of the next batch.
+        ([(0, 16, 0x40)], -1, 3),  # Its own.
+        ([(0, 3, 0x80)], 10, 1),  # Its own offset, from which the next one does not descend.
+    ],
+)
+def test_a_reader_continues_at_an_offset_whose_checksum_is_right(flips, next_offset, batches):
+    """Damage that reaches into the next batch, as of a block of a disk does, moves no reader past all that is there."""
+    whole = [bytearray(stored_batch(first)) for first in (0, 10, 20)]
+    whole[0][-10] ^= 1
+    for number, place, bit in flips:
+        whole[number][place] ^= bit
+    completed = SimpleNamespace(offset=0, data=b"".join(whole), where=P0, columns="", end_offset=None)
+    with pytest.raises(CorruptBatchError) as raised:
+        list(decoded_batches_of(completed, Deserializers(), MIB))
+    assert (raised.value.next_offset, raised.value.written_so) == (next_offset, False)
+    assert raised.value.batch == b"".join(whole[:batches])
 
 
 # --- memory ---
