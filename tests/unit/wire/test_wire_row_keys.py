@@ -56,6 +56,16 @@ def keys_of_json(text: str, *rows: dict[str, Any]) -> list[bytes | None]:
         ("uint64", b"[18446744073709551615]", [2**64 - 1, np.uint64(2**64 - 1)]),
         ("double", b"[1.0]", [1.0, 1, np.float64(1), np.float32(1)]),
         ("float", b"[0.10000000149011612]", [0.1, np.float32(0.1)]),
+        ("double", b"[0.0]", [0.0, -0.0, 0]),
+        ("float", b"[0.0]", [-0.0, np.float32(-0.0)]),
+        (
+            "struct<x: list<float>, y: map<double, double>>",
+            b'[{"x":[0.0,null],"y":{"0.0":0.0}}]',
+            [
+                {"x": [-0.0, None], "y": {-0.0: -0.0}},
+                {"x": [0.0, None], "y": {0.0: 0.0}},
+            ],
+        ),
         ("decimal(10, 2)", b'["1.50"]', [Decimal("1.5"), Decimal("1.50"), Decimal("1.500")]),
         ("decimal(10, 2)", b'["0.00"]', [Decimal(0), Decimal("-0.0")]),
         ("date", b'["2026-01-01"]', [date(2026, 1, 1)]),

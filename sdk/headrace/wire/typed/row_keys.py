@@ -1,8 +1,9 @@
 """Keys of rows, made of the stored values of their key columns: a value has one key, in whatever form it was sent.
 
 The key of a single text or binary column is the value itself. Any other key is a compact JSON array of the values:
-numbers, bools, null and text as JSON has them, bytes in hexadecimal digits, and dates, times, durations and decimals as
-Python writes them, but as whole numbers where it has no type (see `values_of`); a timestamp with a zone in UTC.
+numbers, bools, null and text as JSON has them, zero without a sign, bytes in hexadecimal digits, and dates, times,
+durations and decimals as Python writes them, but as whole numbers where it has no type (see `values_of`); a timestamp
+with a zone in UTC.
 """
 
 import json
@@ -44,7 +45,7 @@ def key_of(values: Sequence[Any]) -> bytes:
     """Return the key of a row by the stored values of its key columns."""
     if len(values) == 1 and isinstance(values[0], str | bytes):
         return values[0].encode() if isinstance(values[0], str) else values[0]
-    parts = [_with_texts(value) for value in values]
+    parts = [_json_form(value) for value in values]
     return json.dumps(parts, separators=(",", ":"), ensure_ascii=False, default=_key_part).encode()
 
 
@@ -52,8 +53,10 @@ def _key_part(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _with_texts(value: Any) -> Any:
-    """Return a list or a dict with text as the keys of all maps in it, which JSON requires."""
+def _json_form(value: Any) -> Any:
+    """Return a value with one sign of zero, and text as the keys of maps, which JSON requires, at any depth."""
+    if isinstance(value, float):
+        return value + 0.0
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else _key_part(key): _with_texts(each) for key, each in value.items()}
-    return [_with_texts(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_key_part(_json_form(key)): _json_form(each) for key, each in value.items()}
+    return [_json_form(each) for each in value] if isinstance(value, list | tuple) else value
