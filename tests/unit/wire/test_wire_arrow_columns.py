@@ -181,6 +181,47 @@ def test_no_fraction_is_cut_off(text: str, right: object, wrong: object) -> None
         check_row({"a": wrong}, columns)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fits", "wrong"),
+    [
+        ("float", [2**24, -(2**24), 0.1, float("inf"), 3.4e38], 2**24 + 1),
+        ("float", [0.5], 1e39),
+        ("double", [2**53, 0, 1e308], 2**53 + 1),
+        ("double", [1], 10**400),
+        ("list<float>", [[2**24, 0.1]], [1e39]),
+        ("struct<x: list<double>>", [{"x": [2**53]}], {"x": [2**53 + 1]}),
+    ],
+)
+def test_a_number_that_a_float_has_not_is_refused(kind: str, fits: list[Any], wrong: Any) -> None:
+    """In the simple form as by `send`: it was rounded, or became infinite. Fractions are rounded in both."""
+    columns = parse_columns(f"1 a {kind}")
+    limits = {"max_values": 100, "max_bytes": 1_000}
+    rows = [{"a": value} for value in fits]
+    for row in rows:
+        check_row(row, columns)
+    (block,) = blocks_of_rows(rows, columns, **limits).blocks
+    (array,) = arrays_of_rows(rows, columns)
+    assert b"".join(block.parts) == b"".join(block_of_array(array, columns.current[0].type).parts)
+    with pytest.raises(InvalidRequestError, match=r"column a: .* is no "):
+        check_row({"a": wrong}, columns)
+    with pytest.raises(InvalidRequestError, match=r"row 1: column a: .* is no "):
+        blocks_of_rows([rows[0], {"a": wrong}], columns, **limits)
+
+
+@pytest.mark.parametrize("kind", ["duration[ns]", "map<duration[ns], duration[ns]>"])
+def test_durations_in_nanoseconds_are_whole_numbers_of_json(kind: str) -> None:
+    """What readers are given can be written again: it was taken for seconds."""
+    columns = parse_columns(f"1 a {kind}")
+    value: Any = 1_500 if kind == "duration[ns]" else {1_500: 7}
+    found = typed(columns, [{"a": value}])
+    assert found.rows(0, 1) == [{"a": value}]
+    again = row_of_json(json.loads(json_row({"a": value})), columns)
+    (block,) = blocks_of_rows([again], columns, max_values=10, max_bytes=1_000).blocks
+    assert values_of(read_block(b"".join(block.parts), columns.current[0].type, 1)) == [value]
+    with pytest.raises(InvalidRequestError, match="column a: "):
+        row_of_json({"a": 1.5 if kind == "duration[ns]" else {"1500": 1.5}}, columns)
+
+
 FINE = dt.datetime(2026, 1, 1, 15, 30, 0, 999, dt.UTC)
 
 

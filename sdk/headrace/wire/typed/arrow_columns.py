@@ -3,6 +3,7 @@
 Imports pyarrow, so it is imported on first use only.
 """
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from functools import lru_cache
@@ -385,6 +386,9 @@ def _check_whole(value: Any, kind: ColumnType) -> None:
         return
     if kind.name in INTEGERS:
         index(value)
+    elif kind.name == "float":
+        if isinstance(value, float):
+            struct.pack("<f", value)  # OverflowError: Arrow makes it infinite.
     elif kind.name == "date" or kind.unit:
         if is_finer(value, kind):
             raise ValueError("it has a time" if kind.name == "date" else f"it is finer than {kind.unit}")

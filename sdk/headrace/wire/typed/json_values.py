@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from operator import index
 from typing import Any
 
 from headrace.wire.errors import InvalidRequestError
@@ -115,6 +116,8 @@ def _value(kind: ColumnType, value: Any, cuts_times: bool) -> Any:
             return Decimal(str(value))
         case "date" | "time" | "timestamp" if isinstance(value, int):
             return value
+        case "duration" if kind.unit == "ns":
+            return index(value)
         case "date":
             return date.fromisoformat(value)
         case "time":
@@ -143,7 +146,7 @@ def _key(kind: ColumnType, text: str, cuts_times: bool) -> Any:
     """Return the key of a map by its text."""
     if kind.name == "bool":
         return {"true": True, "false": False}.get(text, text)
-    if kind.name in INTEGERS or (kind.name in {"time", "timestamp"} and kind.unit == "ns"):
+    if kind.name in INTEGERS or kind.unit == "ns":
         return int(text)
     if kind.name in {"float", "double"}:
         return float(text)

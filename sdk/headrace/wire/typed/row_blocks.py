@@ -1,6 +1,6 @@
 """Blocks of rows that are Python objects, without Arrow: for a broker that is sent rows as JSON.
 
-The blocks are those that `headrace.wire.typed.arrow_columns` makes of the same values.
+The blocks hold what those hold that `headrace.wire.typed.arrow_columns` makes of the same values, if both take them.
 """
 
 import struct
@@ -24,6 +24,7 @@ _ZEROS = bytes(8)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_FLOAT = struct.Struct("<f")
 
 
 class _Buffers(list[ReadableBuffer]):
@@ -175,7 +176,16 @@ def _of_class(wanted: type, value: Any) -> Any:
 def _number(value: Any, kind: ColumnType) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if kind.name in INTEGERS else int | float):
         raise TypeError(f"it is {type(value).__name__}")
-    return value if kind.name in INTEGERS else float(value)
+    if kind.name in INTEGERS:
+        return value
+    number: float = float(value)
+    if kind.name == "float":
+        (stored,) = _FLOAT.unpack(_FLOAT.pack(number))  # OverflowError: it would become infinite.
+    else:
+        stored = number
+    if isinstance(value, int) and stored != value:
+        raise ValueError("it has more digits")
+    return number
 
 
 def _of_one_width(value: Any, kind: ColumnType) -> bytes:
@@ -212,7 +222,7 @@ def _count(value: Any, kind: ColumnType) -> int:
         if isinstance(value, datetime) and value.time() != time.min:
             raise ValueError("it has a time")
         return int(_of_class(date, value).toordinal()) - _EPOCH_DAY
-    if isinstance(value, int) and not isinstance(value, bool) and kind.name != "duration":
+    if isinstance(value, int) and not isinstance(value, bool):
         if kind.name == "time" and not 0 <= value < day_in(kind.unit):
             raise ValueError("it is not within a day")
         return value
