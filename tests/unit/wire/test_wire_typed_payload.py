@@ -180,6 +180,22 @@ def test_text_that_is_no_text() -> None:
 
 
 @pytest.mark.parametrize("has_arrow", [True, False])
+def test_decimals_with_too_many_digits_are_refused(has_arrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Arrow and without; not of null, whose bytes have no meaning."""
+    monkeypatch.setattr("headrace.wire.typed.typed_columns._has_arrow", lambda: has_arrow)
+    numbers = b"".join(number.to_bytes(16, "little", signed=True) for number in (-99_999, 100_000, 7))
+    for validity, is_corrupt in ((None, True), (b"\x05", False)):
+        known = None if validity is None else pa.py_buffer(validity)
+        array = pa.Array.from_buffers(pa.decimal128(5, 2), 3, [known, pa.py_buffer(numbers)])
+        batch = block("1 a decimal(5, 2)", array)
+        if is_corrupt:
+            with pytest.raises(CorruptBatchError, match=r"column a: .*decimal\(5, 2\)"):
+                read(batch)
+        else:
+            assert [row["a"] for row in read(batch)] == [Decimal("-999.99"), None, Decimal("0.07")]
+
+
+@pytest.mark.parametrize("has_arrow", [True, False])
 @pytest.mark.parametrize(
     ("kind", "outside", "within"),
     [

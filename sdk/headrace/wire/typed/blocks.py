@@ -182,7 +182,7 @@ def values_of(array: BlockArray) -> list[Any]:
     topics may have, is a list of pairs.
 
     Raises:
-        CorruptBatchError: If text is not UTF-8.
+        CorruptBatchError: If text is not UTF-8, or a decimal has more digits than its type.
         InvalidConfigError: If this machine does not have the time zone.
     """
     try:
@@ -240,14 +240,13 @@ def _values(array: BlockArray) -> list[Any]:
 
 def _of_one_width(array: BlockArray) -> list[Any]:
     kind, width, data = array.kind, width_of(array.kind), array.buffers[0]
+    valid = [True] * array.count if array.validity is None else _valid(array)
     if kind.name in {"binary", "decimal"}:
         pieces = (bytes(data[start : start + width]) for start in range(0, array.count * width, width))
         if kind.name == "binary":
             return list(pieces)
-        numbers = (Decimal(int.from_bytes(piece, "little", signed=True)) for piece in pieces)
-        return [number.scaleb(-kind.numbers[1], _DIGITS) for number in numbers]
+        return _decimals([int.from_bytes(piece, "little", signed=True) for piece in pieces], valid, *kind.numbers)
     stored: npt.NDArray[Any] = np.frombuffer(data, f"<i{width}")
-    valid = [True] * array.count if array.validity is None else _valid(array)
     convert = _converter(kind)
     found: list[Any] = [None] * array.count
     for place, number in compress(enumerate(stored.tolist()), valid):
@@ -256,6 +255,13 @@ def _of_one_width(array: BlockArray) -> list[Any]:
         except (OverflowError, ValueError):  # Python has none.
             found[place] = number
     return found
+
+
+def _decimals(numbers: list[int], valid: list[bool], precision: int, scale: int) -> list[Decimal]:
+    limit = 10**precision
+    if not all(-limit < number < limit for number in compress(numbers, valid)):
+        raise ValueError(f"it has more than {precision} digits")
+    return [Decimal(number).scaleb(-scale, _DIGITS) for number in numbers]
 
 
 def _converter(kind: ColumnType) -> Callable[[int], Any]:
