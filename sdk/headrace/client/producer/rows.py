@@ -144,8 +144,15 @@ class TypedRow:
     __slots__ = ("_size", "values")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        """Raise SerializationError for text without a form in UTF-8: half of a surrogate pair."""
         self.values = dict(values)
-        self._size = sum(map(_size_of, self.values.values()))
+        try:
+            self._size = sum(map(_size_of, self.values.values()))
+        except UnicodeEncodeError as error:
+            raise SerializationError(
+                f"a row has text without a form in UTF-8: {error.object!r:.80}",
+                action="Replace the half of a surrogate pair in it, or send it in a binary column.",
+            ) from error
 
     def __len__(self) -> int:
         return self._size

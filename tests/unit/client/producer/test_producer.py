@@ -360,6 +360,16 @@ def test_rows_of_an_open_batch_keep_their_columns_when_the_topic_has_others(fake
         assert buffer.largest == producer._core.topics.known["t"].buffers[0].largest
 
 
+@pytest.mark.parametrize("row", [{"a": "x\ud800"}, {"b": ["\ud800"]}, {"m": {"\ud800": 1}}])
+def test_a_row_with_half_of_a_surrogate_pair_is_refused(fake_cluster, topic, row):
+    """Which has no form in UTF-8: at once, as any value that does not fit."""
+    topic.columns = "1 a string, 2 b list<string>, 3 m map<string, int64>"
+    with producer_for(fake_cluster) as producer:
+        with pytest.raises(headrace.SerializationError, match="without a form in UTF-8"):
+            producer.send("t", row)
+        assert producer.send("t", {"a": "x"}).result(WAIT).offset == 0
+
+
 def test_a_row_is_checked_again_if_the_columns_change_before_it_is_in_a_batch(fake_cluster, topic, monkeypatch):
     """Another thread reads the metadata between the check of a row and its place in the open batch."""
     topic.columns = "1 name string"
