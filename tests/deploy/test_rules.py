@@ -105,6 +105,22 @@ def test_its_metrics_exist(name: str) -> None:
         assert known, metric
 
 
+def test_rates_are_of_counters_and_slopes_of_gauges() -> None:
+    """In alerts, dashboards and docs: `rate` takes each fall of a gauge for a counter that started anew."""
+    reference = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    types = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", reference, re.MULTILINE))
+    pages = [RULES_FILE, *(CHART / "files" / "dashboards").glob("*.json"), *(ROOT / "docs").rglob("*.md")]
+    used = [
+        call
+        for page in pages
+        for call in re.findall(r"\b(rate|increase|deriv|delta|predict_linear)\((headrace_\w+)", page.read_text("utf-8"))
+    ]
+    assert len({function for function, _ in used}) == 5
+    for function, metric in used:
+        kind = types.get(metric) or types[re.sub(r"_(bucket|sum|count)$", "", metric)]
+        assert (kind == "gauge") == (function in ("deriv", "delta", "predict_linear")), f"{function}({metric})"
+
+
 def test_thresholds_are_values_of_the_chart(helm: Any, render: Render) -> None:
     """Each can be raised, waited for longer, given another severity or left out; what compares with none says so."""
     changes: dict[str, dict[str, Any]] = {

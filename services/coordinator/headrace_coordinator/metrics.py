@@ -7,7 +7,7 @@ bounded, measured by `runtime.group_lag` on the controller and exported by `LagC
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from google.protobuf import descriptor_pool
@@ -122,31 +122,37 @@ class CoordinatorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLagSample:
-    """Lag of one group or reader in one partition."""
+    """Committed offset of one group or reader in one partition, and its lag; `None` is an unknown lag."""
 
     partition: int
     offset: int
-    lag_records: int
-    lag_seconds: float
+    lag_records: int | None = None
+    lag_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
-    """Lag of a group in one topic."""
+    """Committed offsets of a group in one topic, and its lag; `None` if the lag of no partition is known."""
 
     group: str
     topic: str
     partitions: tuple[PartitionLagSample, ...]
 
     @property
-    def lag_records(self) -> int:
+    def offset(self) -> int:
         """Sum of all partitions."""
-        return sum(part.lag_records for part in self.partitions)
+        return sum(part.offset for part in self.partitions)
 
     @property
-    def lag_seconds(self) -> float:
+    def lag_records(self) -> int | None:
+        """Sum of the partitions whose lag is known."""
+        known = [part.lag_records for part in self.partitions if part.lag_records is not None]
+        return sum(known) if known else None
+
+    @property
+    def lag_seconds(self) -> float | None:
         """Lag of the partition that is furthest behind."""
-        return max((part.lag_seconds for part in self.partitions), default=0.0)
+        return max((part.lag_seconds for part in self.partitions if part.lag_seconds is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +189,12 @@ class LagCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families of `/metrics`."""
         shown = self.round or LagRound()
-        lags = shown.lags
-        yield _lag_family("lag_records", "Records between committed offsets and the ends of the topic", lags)
-        yield _lag_family("lag_seconds", "Age of the oldest uncommitted record in its log", lags)
-        yield _lag_family("offset", "Sum of the committed offsets of the topic's partitions", lags)
+        for name, documentation, of_topic in _TOPIC_GAUGES:
+            family = GaugeMetricFamily(f"{PREFIX}_group_{name}", documentation, labels=("group", "topic"))
+            for lag in shown.lags:
+                if (value := of_topic(lag)) is not None:
+                    family.add_metric([lag.group, lag.topic], value)
+            yield family
         for name, documentation, read in _GROUP_GAUGES:
             family = GaugeMetricFamily(f"{PREFIX}_group_{name}", documentation, labels=("group",))
             for sample in shown.groups:
@@ -208,10 +216,20 @@ class LagCollector(Collector):
             )
             for lag in shown.lags:
                 for part in lag.partitions:
-                    family.add_metric([lag.group, lag.topic, str(part.partition)], read(part))
+                    if (value := read(part)) is not None:
+                        family.add_metric([lag.group, lag.topic, str(part.partition)], value)
             yield family
 
 
+_TOPIC_GAUGES: tuple[tuple[str, str, Callable[[TopicLag], float | None]], ...] = (
+    (
+        "lag_records",
+        "Records between committed offsets and the ends of the topic, of partitions whose leader responded",
+        lambda lag: lag.lag_records,
+    ),
+    ("lag_seconds", "Age of the oldest uncommitted record in its log", lambda lag: lag.lag_seconds),
+    ("offset", "Sum of the committed offsets of the topic's partitions", lambda lag: lag.offset),
+)
 _GROUP_GAUGES: tuple[tuple[str, str, Callable[[GroupSample], int]], ...] = (
     ("size", "Members of the group", lambda sample: sample.members),
     ("epoch", "The group's epoch; it rises when members, topics or partitions change", lambda sample: sample.epoch),
@@ -222,22 +240,11 @@ _GROUP_GAUGES: tuple[tuple[str, str, Callable[[GroupSample], int]], ...] = (
         lambda sample: sample.unknown_partitions,
     ),
 )
-_PARTITION_GAUGES: tuple[tuple[str, str, Callable[[PartitionLagSample], float]], ...] = (
+_PARTITION_GAUGES: tuple[tuple[str, str, Callable[[PartitionLagSample], float | None]], ...] = (
     ("lag_records", "Records from the committed offset to the high watermark", lambda part: part.lag_records),
     ("lag_seconds", "Age of the first of these records in the log", lambda part: part.lag_seconds),
     ("offset", "Committed offset", lambda part: part.offset),
 )
-
-
-def _lag_family(name: str, documentation: str, lags: Iterable[TopicLag]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"{PREFIX}_group_{name}", documentation, labels=("group", "topic"))
-    for lag in lags:
-        if name == "offset":
-            value: float = sum(part.offset for part in lag.partitions)
-        else:
-            value = lag.lag_records if name == "lag_records" else lag.lag_seconds
-        family.add_metric([lag.group, lag.topic], value)
-    return family
 
 
 def _plain(name: str, documentation: str, value: float) -> GaugeMetricFamily:

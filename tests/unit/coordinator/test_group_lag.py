@@ -126,13 +126,53 @@ def test_deleted_records_are_no_lag():
 
 
 def test_a_leader_that_does_not_answer_makes_lag_unknown_and_not_zero():
-    """The other leaders' partitions are known."""
+    """The other leaders' partitions are known, and all committed offsets."""
     leaders = Leaders()
     leaders.logs = {("b1:1", 0): (0, 50, NOW_MS)}
     found = measure(leaders, {("g", 0): 10, ("g", 1): 10})
     (lag,) = found.lags
-    assert [part.partition for part in lag.partitions] == [0]
+    assert [(part.partition, part.lag_records) for part in lag.partitions] == [(0, 40), (1, None)]
+    assert lag.lag_records == 40
     assert found.groups[0].unknown_partitions == 1
+
+
+def exported(collected):
+    """Series by name, of those with a topic."""
+    return {sample.name: sample.value for family in collected for sample in family.samples if "topic" in sample.labels}
+
+
+def test_offsets_of_a_group_stay_whole_while_a_leader_does_not_answer():
+    """The sum must not fall and rise by the partitions of a leader that restarts: that would be a rate of commits."""
+    leaders, committed = Leaders(), {("g", 0): 10, ("g", 1): 1_000}
+
+    async def run():
+        async with make_parts() as parts:
+            lag, offsets = await make_lag(parts, leaders, committed), []
+            for logs in (
+                {("b1:1", 0): (0, 50, NOW_MS), ("b2:1", 1): (0, 1_000, NOW_MS)},
+                {("b1:1", 0): (0, 50, NOW_MS)},
+            ):
+                leaders.logs = logs
+                await lag.turn()
+                offsets.append(exported(parts.metrics.lags.collect())["headrace_coordinator_group_offset"])
+            assert offsets == [1_010, 1_010]
+
+    asyncio.run(run())
+
+
+def test_a_topic_of_which_no_leader_answers_has_offsets_and_no_lag():
+    """A lag of 0 would say that the group has read everything."""
+
+    async def run():
+        async with make_parts() as parts:
+            lag = await make_lag(parts, Leaders(), {("g", 0): 10})
+            await lag.turn()
+            lags = parts.metrics.lags
+            assert exported(lags.collect()) == {"headrace_coordinator_group_offset": 10}
+            assert exported(lags.detail()) == {"headrace_coordinator_group_partition_offset": 10}
+            assert lags.round.groups[0].unknown_partitions == 1
+
+    asyncio.run(run())
 
 
 def test_series_are_bounded_and_the_furthest_behind_are_shown(monkeypatch):

@@ -3,8 +3,8 @@
 Committed offsets are in this coordinator's view; log ends and append times are only at the leaders. Every `interval_ms`
 the controller sends one `ListOffsets` request to each leader for all partitions with committed offsets: the latest
 offset, and the first record at or after each committed offset. The lag is only exported as metrics. If a leader does
-not respond, the lag of its partitions is unknown, not zero. Belongs to the event loop, and lets others run between the
-offsets, of which there may be millions; `run` is a task of the app.
+not respond, the lag of its partitions is unknown, not zero; their committed offsets are exported. Belongs to the event
+loop, and lets others run between the offsets, of which there may be millions; `run` is a task of the app.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class _Answers:
     records: dict[tuple[TopicPartition, int], tuple[int, int]] = field(default_factory=dict)
     """Offset and append time of the first record at or after an offset, by partition and requested offset."""
 
-    def lag(self, partition: TopicPartition, offset: int, now_ms: int) -> PartitionLagSample | None:
-        """Return the lag of `offset`, or `None` if unknown."""
+    def lag(self, partition: TopicPartition, offset: int, now_ms: int) -> PartitionLagSample:
+        """Return the lag of `offset`, if known."""
         end, found = self.ends.get(partition), self.records.get((partition, offset))
         if end is None or found is None:
-            return None
+            return PartitionLagSample(partition[1], offset)
         first, appended_ms = found
         behind_ms = max(0, now_ms - appended_ms) if appended_ms >= 0 else 0
         return PartitionLagSample(
@@ -125,7 +125,7 @@ class GroupLag:
         )
 
     async def _compare(self, committed: _Committed, answers: _Answers) -> tuple[list[_RankedLag], dict[str, int]]:
-        """Return the known lags, and the number of partitions without one by group."""
+        """Return the lags by group and topic, and the number of partitions whose lag is unknown by group."""
         turns, now_ms = count(), self._clock.now_ms()
         ranked: list[_RankedLag] = []
         unknown: dict[str, int] = {}
@@ -134,15 +134,14 @@ class GroupLag:
             for partition, offset in sorted(offsets):
                 await let_others_run(next(turns), LIGHTEST_ITEMS_PER_TURN)
                 lag = answers.lag(partition, offset, now_ms)
-                if lag is not None:
-                    by_topic.setdefault(partition[0], []).append(lag)
-                else:
+                by_topic.setdefault(partition[0], []).append(lag)
+                if lag.lag_records is None:
                     unknown[group_id] = unknown.get(group_id, 0) + 1
             for topic_id, parts in by_topic.items():
                 topic = self._view.topic_by_id(topic_id)
                 if topic is not None:
                     lag_of_topic = TopicLag(group_id, topic.name, tuple(parts))
-                    ranked.append((-lag_of_topic.lag_records, group_id, topic.name, lag_of_topic))
+                    ranked.append((-(lag_of_topic.lag_records or 0), group_id, topic.name, lag_of_topic))
         return ranked, unknown
 
     async def _committed(self) -> _Committed:
