@@ -105,12 +105,13 @@ BOARD = Dashboard(
                 ),
                 graph(
                     "Lag unknown",
-                    "Partitions whose leader did not respond, and pairs of group and topic above the limit.",
+                    "Partitions whose leader did not respond; pairs of group and topic, and groups, above the limit.",
                     "short",
                     Query(
                         f"sum(max by (group) (headrace_coordinator_group_unknown_partitions{{{OURS}}}))", "no response"
                     ),
                     Query(f"max(headrace_coordinator_lag_series_omitted{{{OURS}}})", "omitted"),
+                    Query(f"max(headrace_coordinator_group_series_omitted{{{OURS}}})", "omitted groups"),
                 ),
             ),
         ),

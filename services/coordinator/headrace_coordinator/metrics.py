@@ -173,8 +173,10 @@ class LagRound:
 
     lags: Sequence[TopicLag] = ()
     groups: Sequence[GroupSample] = ()
-    omitted: int = 0
+    omitted_lags: int = 0
     """Pairs of group and topic that are not exported, because only those with the largest lag are."""
+    omitted_groups: int = 0
+    """Groups without series of their own."""
     took_seconds: float = 0.0
 
 
@@ -200,7 +202,8 @@ class LagCollector(Collector):
             for sample in shown.groups:
                 family.add_metric([sample.group], read(sample))
             yield family
-        yield _plain("lag_series_omitted", "Pairs of group and topic omitted because of the limit", shown.omitted)
+        yield _plain("lag_series_omitted", "Pairs of group and topic omitted because of the limit", shown.omitted_lags)
+        yield _plain("group_series_omitted", "Groups omitted because of the limit", shown.omitted_groups)
         yield _plain("lag_round_seconds", "Duration of the last measurement of all lags", shown.took_seconds)
         age_seconds = 0.0 if self.round is None else self.age_seconds()
         yield _plain("lag_age_seconds", "Age of the last measurement of lags", age_seconds)

@@ -32,7 +32,7 @@ from headrace_coordinator.runtime.group_view import GroupEntry, GroupView
 log = structlog.get_logger(__name__)
 
 MAX_LAGS = 2_000
-"""Maximum number of exported pairs of group and topic; those with the largest lag are kept."""
+"""Maximum number of exported pairs of group and topic, those with the largest lag, and of exported groups."""
 MAX_CHANNELS = 256
 ASK_SECONDS = 5.0
 ASK_PARTITIONS = 4_000
@@ -120,8 +120,9 @@ class GroupLag:
                 _sample(name, entry, unknown.get(name, 0))
                 for name, entry in islice(self._groups.groups.items(), MAX_LAGS)
             ],
-            max(0, len(ranked) - MAX_LAGS) + max(0, len(self._groups.groups) - MAX_LAGS),
-            (ended_ms - started_ms) / 1000,
+            omitted_lags=max(0, len(ranked) - MAX_LAGS),
+            omitted_groups=max(0, len(self._groups.groups) - MAX_LAGS),
+            took_seconds=(ended_ms - started_ms) / 1000,
         )
 
     async def _compare(self, committed: _Committed, answers: _Answers) -> tuple[list[_RankedLag], dict[str, int]]:
