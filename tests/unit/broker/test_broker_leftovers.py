@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from headrace.log.directory import LogId
 from headrace.log.errors import storage_full
+from headrace.wire.errors import StorageOfflineError
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.metastore.api import Put
+from headrace_server.partition_state import PartitionState, Replica, encode
+from prometheus_client import Gauge
 
 from tests.unit.broker.test_broker_log_deletion import KEYS, NEW, OLD, WEEK_MS, Etcd, started
 
@@ -50,6 +53,30 @@ async def test_a_log_that_is_opened_after_refusals_has_one_table(
         assert partition is not None
         assert partition.log is not None
         assert list(broker.context.tables) == [partition.table]
+
+
+@pytest.mark.parametrize("goes", ["deleted", "moved", "reopened"])
+async def test_an_offline_log_that_goes_is_counted_no_more(tmp_path: Path, etcd: Etcd, goes: str) -> None:
+    """The alert would stay until a restart, although the operator has done what its page says."""
+
+    def counted(gauge: Gauge) -> float:
+        return next(sample.value for metric in gauge.collect() for sample in metric.samples)
+
+    await etcd.create(OLD, "old", replicas=(1, 2))
+    async with started(etcd, tmp_path) as broker:
+        partition = broker.replica_manager.get((OLD, 0))
+        assert partition is not None
+        partition.fail(storage_full("here") if goes == "reopened" else StorageOfflineError("a disk error"))
+        assert (counted(broker.metrics.offline_logs), counted(broker.metrics.partitions)) == (1, 1)
+        if goes == "deleted":
+            await etcd.delete(OLD, "old")
+        elif goes == "moved":
+            moved = PartitionState((2,), None, 0, (Replica(2, 1),), partition_epoch=1)
+            await etcd.write(Put(KEYS.partition(OLD, 0), encode(moved)))
+        else:
+            await broker.replica_manager.reopen_refused()
+        await broker.see()
+        assert (counted(broker.metrics.offline_logs), counted(broker.metrics.partitions)) == (0, goes == "reopened")
 
 
 async def test_a_deleted_log_that_a_killed_process_left_is_removed(tmp_path: Path, etcd: Etcd) -> None:

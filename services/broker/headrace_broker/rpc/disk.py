@@ -9,7 +9,6 @@ from headrace.log.directory import DataDirectory
 from headrace.log.errors import storage_error
 from headrace.v1 import process_pb2
 
-from headrace_broker.core.roles import Role
 from headrace_broker.runtime.partition_context import PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 
@@ -22,8 +21,7 @@ async def describe_disk(
 ) -> process_pb2.DiskDescription:
     """Describe the data directory; with `measure` time an fsync. Raises StorageOfflineError, or as `storage_error`."""
     path, settings = directory.path, context.settings
-    offline = sum(partition.replica.role is Role.OFFLINE for partition in replica_manager.partitions)
-    unclaimed = replica_manager.deletion.unclaimed
+    offline_logs, unclaimed = replica_manager.offline_logs, replica_manager.deletion.unclaimed
     topic_ids = sorted({log_id.topic_id for log_id in unclaimed})
 
     def look() -> process_pb2.DiskDescription:
@@ -36,7 +34,7 @@ async def describe_disk(
             resume_above_bytes=settings.disk_resume_above_bytes,
             fsync_us=round(measure_fsync(path) * 1_000_000) if measure else 0,
             filesystem=filesystem_of(path),
-            offline_logs=offline,
+            offline_logs=offline_logs,
             unclaimed_logs=len(unclaimed),
             unclaimed_topic_ids=topic_ids[:MAX_TOPIC_IDS],
         )

@@ -314,7 +314,6 @@ class Partition:
         if self.replica.role in (Role.OFFLINE, Role.DELETED):
             return
         self.failure = error
-        self.context.metrics.offline_logs.inc()
         log.error("log_offline", topic=self.topic, partition=self.number, reason=str(error))
         self.handle(StorageFailed(str(error), corrupt=isinstance(error, CorruptLogError)))
         self._wake_watchers()

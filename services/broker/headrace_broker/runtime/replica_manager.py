@@ -63,6 +63,8 @@ class ReplicaManager:
         replication.on_left(self._note_written_out)
         self._corrupt: dict[PartitionId, None] = {}  # removed from their keys; to be replaced by empty logs
         self._partitions: dict[PartitionId, Partition] = {}
+        context.metrics.partitions.set_function(lambda: len(self._partitions))
+        context.metrics.offline_logs.set_function(lambda: self.offline_logs)
         self._dirty: dict[PartitionId, None] = {}
         self._wake = asyncio.Event()
         self._broker_epoch: int | None = None
@@ -76,6 +78,11 @@ class ReplicaManager:
     def partitions(self) -> list[Partition]:
         """All partitions of this broker, in the order in which they were opened."""
         return list(self._partitions.values())
+
+    @property
+    def offline_logs(self) -> int:
+        """Number of replicas whose log failed."""
+        return sum(partition.replica.role is Role.OFFLINE for partition in self.partitions)
 
     def get(self, key: PartitionId) -> Partition | None:
         """Return this broker's replica of the partition (topic id, number), or `None`."""
@@ -285,7 +292,6 @@ class ReplicaManager:
         if not has_evidence and (self.view.undecodable or not gone):
             return
         del self._partitions[log_id]
-        self._context.metrics.partitions.set(len(self._partitions))
         partition.handle(StateGone(self.view.source.revision))
         partition.close_table()
         if has_evidence:
@@ -342,7 +348,6 @@ class ReplicaManager:
                 return
         del self._partitions[key]
         partition.close_table()
-        self._context.metrics.offline_logs.dec()
         self._context.metrics.replaced_logs.inc()
         log.error(
             "corrupt_log_replaced",
@@ -367,7 +372,6 @@ class ReplicaManager:
             host=self._replication,
         )
         self._partitions[(topic.topic_id, number)] = partition
-        self._context.metrics.partitions.set(len(self._partitions))
         return partition
 
     # --- maintenance ---
@@ -389,7 +393,6 @@ class ReplicaManager:
             if self._partitions.get(key) is partition:
                 del self._partitions[key]
                 partition.close_table()
-                self._context.metrics.offline_logs.dec()
                 self._mark(*key)
 
     async def close(self) -> bool:
