@@ -57,6 +57,7 @@ from headrace_broker.runtime.failure_detector import PeerFailureDetector
 from headrace_broker.runtime.flusher import Flusher
 from headrace_broker.runtime.inflation import Inflation
 from headrace_broker.runtime.maintenance import (
+    check_space,
     compact,
     keep_high_watermarks,
     keep_tables_up,
@@ -387,6 +388,7 @@ class BrokerServer:
 
     async def _recover(self, parts: _Parts) -> None:
         """Open the logs on disk, and compare the clock with them before the first record is stamped."""
+        await check_space(self._directory, parts.context)
         metrics, started = self._metrics, time.monotonic()
         metrics.recovery_seconds.set_function(lambda: time.monotonic() - started)
         metrics.recovering.set(1)

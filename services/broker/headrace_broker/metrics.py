@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from headrace.log.space import DiskUsage
 from headrace_server.instruments import CommonMetrics, LoopCounter, LoopHistogram
 from headrace_server.native.server import NativeMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from headrace_broker.table_metrics import TableMetrics
 
@@ -157,8 +159,8 @@ class BrokerMetrics:
         )
         self.tables = TableMetrics(PREFIX, registry)
         self.replaced_logs = counter("replaced_logs", "Corrupt logs set aside and copied again from another replica")
-        self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes on the data directory's volume")
-        self.disk_total_bytes = gauge("disk_total_bytes", "Size of the data directory's volume")
+        self.disk_space = DiskSpaceCollector()
+        registry.register(self.disk_space)
         self.appends_rejected_disk_full = gauge(
             "appends_rejected_disk_full", "1 while appends are rejected because the disk is full"
         )
@@ -169,6 +171,26 @@ class BrokerMetrics:
         self.recovery_seconds = gauge("recovery_seconds", "Time spent opening logs at this start")
         self.recovery_logs = gauge("recovery_logs", "Logs found on disk at this start")
         self.recovered_logs = gauge("recovered_logs", "Logs opened so far at this start")
+
+
+class DiskSpaceCollector(Collector):
+    """Exports the space on the data directory's volume, once it is measured: forecasts take a 0 for a full disk."""
+
+    def __init__(self) -> None:
+        self.usage: DiskUsage | None = None
+        """The last measurement."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families, without samples before the first measurement."""
+        free = GaugeMetricFamily(f"{PREFIX}_disk_free_bytes", "Free bytes on the data directory's volume")
+        total = GaugeMetricFamily(f"{PREFIX}_disk_total_bytes", "Size of the data directory's volume")
+        usage = self.usage
+        if usage is not None:
+            free.add_metric([], usage.free_bytes)
+            total.add_metric([], usage.total_bytes)
+        yield from (free, total)
+
+    describe = collect
 
 
 @dataclass(frozen=True, slots=True)

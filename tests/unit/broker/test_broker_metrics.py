@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+from headrace.log.space import DiskUsage
 from headrace_broker.metrics import BrokerMetrics, PartitionSample, partition_metrics
 from headrace_broker.rpc.produce import ProduceHandler, _Pending, _Times
 from prometheus_client import CollectorRegistry, generate_latest
@@ -45,6 +46,16 @@ def test_a_scrape_of_metrics_is_the_same_whatever_partitions_there_are():
     by_user = {"user", "right", "quota"}
     fixed = {"peer", "code", "method", "level", "stage", "name", "version", "cluster", "use", "operation"}
     assert labels <= fixed | by_user
+
+
+def test_space_that_was_not_measured_yet_is_absent():
+    """A forecast takes a 0 for a full disk: an alert after each long recovery."""
+    registry = CollectorRegistry()
+    metrics = BrokerMetrics(registry)
+    names = ("headrace_broker_disk_free_bytes", "headrace_broker_disk_total_bytes")
+    assert [registry.get_sample_value(name) for name in names] == [None, None]
+    metrics.disk_space.usage = DiskUsage(total_bytes=10, free_bytes=1, refusing=True)
+    assert [registry.get_sample_value(name) for name in names] == [1, 10]
 
 
 def test_the_detail_has_a_series_a_partition():

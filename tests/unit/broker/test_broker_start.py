@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from headrace.log.space import DiskUsage
 from headrace.wire.errors import FencedBrokerError, Outcome, ShuttingDownError
+from headrace_broker.app import BrokerServer
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.service import BrokerService
 from prometheus_client import CollectorRegistry
@@ -42,3 +44,38 @@ def test_a_broker_that_may_be_deposed_answers_nobody_where_it_is_asked_to():
     assert appended.value.outcome is Outcome.UNKNOWN
     keeper.alive_now = lambda: True
     service.check_serving()
+
+
+class Opened(Exception):
+    """The first log is opened."""
+
+
+async def test_the_space_is_measured_before_the_logs_are_recovered():
+    """Which may take hours, in which nothing else looks at the disk."""
+    metrics, usage = BrokerMetrics(CollectorRegistry()), DiskUsage(total_bytes=10, free_bytes=1, refusing=False)
+    seen = []
+
+    async def open_existing():
+        seen.append(metrics.disk_space.usage)
+        raise Opened
+
+    server = BrokerServer(
+        SimpleNamespace(),
+        SimpleNamespace(observability=SimpleNamespace(health=None)),
+        None,
+        SimpleNamespace(check_space=lambda: usage),
+        None,
+        identity_source=None,
+        gate=None,
+        metrics=metrics,
+        executor=None,
+    )
+    context = SimpleNamespace(executor=None, metrics=metrics)
+    with pytest.raises(Opened):
+        await server._recover(
+            SimpleNamespace(context=context, replica_manager=SimpleNamespace(open_existing=open_existing))
+        )
+    server._flusher.close()
+    server._inflation.close()
+    server._records.close()
+    assert seen == [usage]

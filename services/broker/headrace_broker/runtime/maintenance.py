@@ -47,10 +47,10 @@ SNAPSHOTS_A_ROUND = 20
 
 async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, context: PartitionContext) -> None:
     """Checkpoint logs, check the free space, remove deleted topics, every maintenance_interval_ms until cancelled."""
-    refusing, checkpointed, rounds = False, 0, 0
+    checkpointed, rounds = 0, 0
     while True:
         await asyncio.sleep(context.settings.maintenance_interval_ms / 1000)
-        refusing = await check_space(directory, context, refusing)
+        await check_space(directory, context)
         if rounds % SIZES_ROUNDS == 0:
             note_sizes(replica_manager.partitions, context, context.now_ms())
         rounds += 1
@@ -71,19 +71,17 @@ async def maintain(replica_manager: ReplicaManager, directory: DataDirectory, co
         await replica_manager.reopen_refused()
 
 
-async def check_space(directory: DataDirectory, context: PartitionContext, refusing: bool) -> bool:
-    """Check the volume, and show what it has; return whether appends are refused, as before if it does not answer."""
+async def check_space(directory: DataDirectory, context: PartitionContext) -> None:
+    """Check the volume, and set the metrics of its space; they stay as they are if it does not respond."""
     try:
         usage = await asyncio.get_running_loop().run_in_executor(context.executor, directory.check_space)
     except HeadraceError as error:  # Which partitions can be served, their own files tell.
         log.warning("disk_not_checked", reason=str(error))
-        return refusing
-    context.metrics.disk_free_bytes.set(usage.free_bytes)
-    context.metrics.disk_total_bytes.set(usage.total_bytes)
+        return
+    before, context.metrics.disk_space.usage = context.metrics.disk_space.usage, usage
     context.metrics.appends_rejected_disk_full.set(usage.refusing)
-    if usage.refusing != refusing:
+    if usage.refusing != (before is not None and before.refusing):
         log.warning("disk_full" if usage.refusing else "disk_space_recovered", free_bytes=usage.free_bytes)
-    return usage.refusing
 
 
 def note_sizes(partitions: Sequence[Partition], context: PartitionContext, now_ms: int) -> None:
