@@ -8,15 +8,19 @@ from headrace.client.mirror.metrics import MirrorCollector
 from headrace.metrics import ClientCollector
 from headrace_broker.metrics import BrokerMetrics, partition_metrics
 from headrace_coordinator.metrics import CoordinatorMetrics
+from headrace_coordinator.runtime.group_lag import MAX_LAGS
+from headrace_server.identity.decision_counts import MAX_SERIES
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from reference_pages.markdown import table
 
-_INTRO = """# Metrics
+_INTRO = f"""# Metrics
 
 A service with `metrics_listen` set serves `GET /metrics` and `GET /metrics/detail` there, in Prometheus' text format.
-`/metrics` has a fixed number of series, independent of topics and partitions: scrape it every 15 seconds.
+`/metrics` has a bounded number of series, independent of partitions: scrape it every 15 seconds. It has at most
+{MAX_LAGS:,} series of each metric by group or by group and topic, on the controller, and {MAX_SERIES:,} of each metric
+by user.
 `/metrics/detail` has series for each partition: scrape it once a minute. See [the guide](../guides/monitoring.md).
 
 Units are the base units (seconds, bytes); counters end in `_total`; a histogram has the series `_bucket`, `_sum` and

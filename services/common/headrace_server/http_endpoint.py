@@ -1,6 +1,6 @@
 """HTTP endpoint of a service for metrics and health probes, on its own thread and event loop.
 
-`/metrics` has a fixed number of series, `/metrics/detail` one or more per partition. `/health/startup`,
+`/metrics` has a bounded number of series, `/metrics/detail` one or more per partition. `/health/startup`,
 `/health/liveness` and `/health/readiness` return 200 or 503 with the reason in a line of JSON, from the start of the
 process on, also while the service's event loop is blocked. A scrape costs the service only the time for which it holds
 the GIL (docs/decisions/0043-use-own-threads-for-health-and-metrics.md).
