@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 
 import pyarrow
 import pytest
@@ -90,6 +91,20 @@ def test_a_compaction_is_a_commit(table):
     add(table, GROUP_FILES)
     assert rows(table) == list(range(GROUP_FILES + 1))
     assert table.compact() == 0
+
+
+def test_files_that_were_removed_by_hand_end_no_compaction(table):
+    """An hour is deleted as a directory: later rows of it are merged, and the table is loaded further."""
+    shutil.rmtree(table.root / "event_hour=x")
+    before = [path.name for path in table.data_files()]
+    for number in range(GROUP_FILES, 2 * GROUP_FILES):
+        assert table.compact() == 0
+        add(table, number)
+    assert table.compact() == GROUP_FILES
+    (merged,) = (table.root / "event_hour=x").iterdir()
+    assert parquet.read_table(merged)["offset"].to_pylist() == list(range(GROUP_FILES, 2 * GROUP_FILES))
+    assert [path.name for path in table.data_files()] == [*before, merged.name]
+    assert table.state().rows == 2 * GROUP_FILES
 
 
 @pytest.fixture

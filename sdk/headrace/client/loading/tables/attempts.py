@@ -77,6 +77,10 @@ class Attempt:
             found.append(DataFile(published, staged.as_posix(), rows, path.stat().st_size))
         return found
 
+    def wrote(self, file: DataFile) -> bool:
+        """Return whether a published file is of this attempt."""
+        return file.path.rpartition("/")[2].startswith(f"{self.id}-")
+
     def publish(self, files: Sequence[DataFile]) -> None:
         """Rename files to their final paths; skip files that were renamed before."""
         directories: dict[Path, None] = {}

@@ -161,12 +161,14 @@ class ParquetTable:
     def compact(self) -> int:
         """Replace small files by larger ones, in one commit; return how many were replaced.
 
+        Files that are missing, as of a directory that was removed by hand, are left as they are.
+
         Raises:
             ConcurrentCommitError: If another job committed meanwhile; nothing has changed.
         """
         before = self.state()
         files = [file for _, file in self._current()]
-        groups = small_groups([(file.path, file.bytes) for file in files])
+        groups = small_groups([(file.path, file.bytes) for file in files if (self.root / file.path).exists()])
         if not groups:
             return 0
         assert before.source is not None, "it has files"
@@ -215,7 +217,8 @@ class ParquetTable:
         """Delete the files that a commit has replaced, then rename its own. Repeated until it is done."""
         for path in manifest.get("replaces", ()):
             (self.root / path).unlink(missing_ok=True)
-        attempt.publish(_files_of(manifest))
+        # That of a compaction has the files of others, too, which may have been removed by hand.
+        attempt.publish([file for file in _files_of(manifest) if attempt.wrote(file)])
 
     def _current(self) -> list[tuple[str, DataFile]]:
         """Return the committed files, the oldest first, each with the attempt that has it until it is published."""
