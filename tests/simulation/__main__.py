@@ -1,7 +1,7 @@
 """`python -m tests.simulation`, `make sim`: runs seeds of the deterministic simulation and prints what happened.
 
 One seed prints its trace where a promise is broken, and the command that replays it; many seeds run in parallel
-processes. Exit code 1: a promise was broken, or a hundred seeds never exercised a check or a fault.
+processes. Exit code 1: a promise was broken, or sixty seeds never exercised a check or a fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from rich.console import Console
 from tests.simulation import group_simulation, simulation
 from tests.simulation.exercise import (
     ENOUGH_SEEDS,
-    FULL_STEPS,
     REQUIRED,
     REQUIRED_OF_GROUPS,
     REQUIRED_OF_TABLES,

@@ -381,6 +381,8 @@ class Consumer(_Reading):
         self._looping = self._apart("looping")
         self._loops = self._looping.random() < LOOPING
         self.follower = follower
+        self.hurries = False
+        """Nothing more is sent: it reads what there is, all at once."""
         self.truncated = 0
 
     def is_at(self, offset: int) -> bool:
@@ -415,17 +417,18 @@ class Consumer(_Reading):
                     await consumer.assign({self.where: 0})
                 await self._rest(self.period_ms)
             while True:
-                await self._rest(LATE_MS if self._chance.random() < LATE_RATE else self.period_ms)
+                late = self._chance.random() < LATE_RATE
+                await self._rest(1 if self.hurries else LATE_MS if late else self.period_ms)
                 await self._poll(consumer)
 
     async def _poll(self, consumer: aio.Consumer) -> None:
         """Ask for records, and do what an error asks for."""
         try:
-            if self._loops and self._looping.random() < LOOPING:
+            if self._loops and not self.hurries and self._looping.random() < LOOPING:
                 await self._loop_over(consumer)
                 return
             async with self._patiently():
-                batch = await consumer.poll(1.0, self._chance.choice((None, None, 1, 3)))
+                batch = await consumer.poll(1.0, None if self.hurries else self._chance.choice((None, None, 1, 3)))
             self.world.count(CHECKED + "I1 as answered", len(batch))
             self._received(batch)
         except LogTruncationError as error:

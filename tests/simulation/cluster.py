@@ -485,6 +485,8 @@ class Cluster:
             self.mirror.promote()
         for client in self.writers:
             client.sending = False
+        for consumer in self.consumers:
+            consumer.hurries = True
 
     def _undo_what_administrators_did(self) -> None:
         for broker_id in self.brokers:

@@ -50,9 +50,8 @@ SELDOM_FAULTS = (
 )
 """Drawn and done too seldom to be required: a test of its own asks for each."""
 SELDOM_WITH_TABLES = (*SELDOM_FAULTS, "delete records", "volume put back")
-ENOUGH_SEEDS = 100
-FULL_STEPS = 2_000
-"""This many drawn seeds of at least this length exercise everything."""
+ENOUGH_SEEDS = 60
+"""This many drawn seeds of at least `FULL_STEPS` exercise everything."""
 
 REQUIRED = (
     *(CHECKED + name for name in (*INVARIANTS, *CLIENTS)),
@@ -109,5 +108,5 @@ REQUIRED_OF_GROUPS = (*(CHECKED + name for name in GROUPS), *(FAULT + name for n
 
 
 def never_exercised(counts: Mapping[str, int], required: Iterable[str] = REQUIRED) -> list[str]:
-    """Return what a hundred seeds must exercise and did not."""
+    """Return what sixty seeds must exercise and did not."""
     return [name for name in required if not counts.get(name)]

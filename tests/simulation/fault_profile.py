@@ -9,6 +9,17 @@ from tests.simulation.etcd import EtcdRates
 from tests.simulation.network import NetworkRates
 
 
+FULL_STEPS = 2_000
+"""Runs of at least so long draw a phase of faults by its time, too."""
+PERIODS, LONGEST_PHASE_MS = 10, 15_000
+"""The phase lasts for this number of faults on average, or for this time: five leases of a broker."""
+
+
+def phase_ms(steps: int, period_ms: int) -> int:
+    """Return how long faults come at least, one every `period_ms` on average."""
+    return min(PERIODS * period_ms, LONGEST_PHASE_MS) if steps >= FULL_STEPS else 0
+
+
 class FaultProfile:
     """The part of a plan that names faults and rates; the plan, a dataclass, has the fields."""
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tests.simulation.fault_profile import FaultProfile
+from tests.simulation.fault_profile import FaultProfile, phase_ms
 from tests.simulation.plan import RATES
 
 GROUP_FAULTS = (
@@ -70,6 +70,8 @@ class GroupPlan(FaultProfile):
     faults: tuple[str, ...] = ()
     fault_period_ms: int = 1_000
     """A fault comes so often, on average."""
+    faults_ms: int = 0
+    """Faults come for at least this long, however many events that takes."""
     rates: tuple[str, ...] = ()
     rate: float = 0.02
     skipped: tuple[int, ...] = ()
@@ -100,7 +102,8 @@ class GroupPlan(FaultProfile):
                 *(each for each in GROUP_FAULTS if chance.random() < 0.4),
                 *(("delete group",) if random.Random(f"{seed}/group deletions").random() < 0.4 else ()),
             ),
-            fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
+            fault_period_ms=(period := chance.choice((300, 700, 1_500, 3_000))),
+            faults_ms=phase_ms(steps, period),
             rates=tuple(each for each in GROUP_RATES if chance.random() < 0.4),
             rate=chance.choice((0.005, 0.02, 0.08)),
         )

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from headrace.partition.topic_configs import INT64_MAX
 
-from tests.simulation.fault_profile import FaultProfile
+from tests.simulation.fault_profile import FaultProfile, phase_ms
 
 FAULTS = (
     "kill",
@@ -113,6 +113,8 @@ class Plan(FaultProfile):
     faults: tuple[str, ...] = ()
     fault_period_ms: int = 1_000
     """A fault comes so often, on average."""
+    faults_ms: int = 0
+    """Faults come for at least this long, however many events that takes."""
     rates: tuple[str, ...] = ()
     rate: float = 0.02
     producers: tuple[int, ...] = (-1,)
@@ -203,7 +205,8 @@ class Plan(FaultProfile):
             flush_ms=flush_ms,
             buggy_etcd=buggy_etcd,
             faults=faults,
-            fault_period_ms=chance.choice((300, 700, 1_500, 3_000)),
+            fault_period_ms=(period := chance.choice((300, 700, 1_500, 3_000))),
+            faults_ms=phase_ms(steps, period),
             rates=rates,
             rate=chance.choice((0.005, 0.02, 0.08)),
             producers=acks,

@@ -87,13 +87,18 @@ class Adversary(Protocol):
         """Do no further fault."""
 
 
+CALM = 5
+"""Where faults are so few that clients do this many times the events of a plan, its phase of faults ends early."""
+
+
 def play(stage: Stage, nemesis: Adversary) -> None:
     """Start, do the plan's steps among faults, heal and judge."""
     stage.prepare()
     stage.begin_faults()
     nemesis.start()
-    start = stage.world.steps
-    while stage.world.steps - start < stage.plan.steps:
+    world, steps = stage.world, stage.plan.steps
+    start, until_ms = world.steps, world.now_ms + stage.plan.faults_ms
+    while (done := world.steps - start) < steps or (world.now_ms < until_ms and done < CALM * steps):
         stage.step()
     nemesis.stop()
     stage.finish()
@@ -144,7 +149,7 @@ def shrink(
     while steps > 50:
         steps //= 2
         before = best
-        attempt(replace(best.plan, steps=steps), f"with {steps} events")
+        attempt(replace(best.plan, steps=steps, faults_ms=0), f"with {steps} events")
         if best is before:
             break
     for name in (*best.plan.faults, *best.plan.rates):
