@@ -25,6 +25,7 @@ from tests.simulation.exercise import (
     REQUIRED_OF_TABLES,
     never_exercised,
 )
+from tests.simulation.fault_profile import FULL_STEPS
 from tests.simulation.group_plan import GroupPlan
 from tests.simulation.simulation import Result, shrink
 

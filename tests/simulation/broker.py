@@ -254,8 +254,7 @@ class Broker:
         partition = host.partition
         assert partition is not None
         answered: list[bool] = []
-        number, removable = self.cluster.number_of(host.key), self.cluster.removable
-        removable[number] = max(removable.get(number, 0), before)
+        self.cluster.may_remove(host.key, before)
 
         async def delete() -> None:
             with suppress(HeadraceError):

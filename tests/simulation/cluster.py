@@ -520,8 +520,8 @@ class Cluster:
         sends = [each for each in self.sends if each.partition in known]
         polls = [each for each in self.polls if each.partition in known]
         compared: Counter[str] = Counter()
-        removable = None if self.plan.retention_ms >= 0 else self.removable
         committed = [self._committed(key) for key in self.partitions]
+        removable = self.removable
         anomalies = check(
             sends, polls, finals, committed=committed, removable=removable, lost=lost, resent=resent, compared=compared
         )
@@ -651,6 +651,11 @@ class Cluster:
             for index, name in enumerate(self.names_of(entry))
         )
         return Final("committed", self.number_of(key), 0, records)
+
+    def may_remove(self, key: LogId, before: int) -> None:
+        """Records below an offset may go: an administrator asked for it, or retention planned it."""
+        number = self.number_of(key)
+        self.removable[number] = max(self.removable.get(number, 0), before)
 
     def names_of(self, batch: Entry) -> Sequence[str]:
         """What the records of a batch in a log are called."""

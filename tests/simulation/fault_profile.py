@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 from tests.simulation.etcd import EtcdRates
 from tests.simulation.network import NetworkRates
 
-
 FULL_STEPS = 2_000
 """Runs of at least so long draw a phase of faults by its time, too."""
 PERIODS, LONGEST_PHASE_MS = 10, 15_000

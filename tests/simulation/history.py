@@ -97,7 +97,7 @@ def check(
     finals: Sequence[Final],
     *,
     committed: Iterable[Final] = (),
-    removable: Mapping[int, int] | None = None,
+    removable: Mapping[int, int],
     lost: Iterable[tuple[int, int, int]] = (),
     resent: Iterable[tuple[int, int, int]] = (),
     compared: Counter[str] | None = None,
@@ -105,10 +105,10 @@ def check(
     """Compare what was sent and acknowledged with what was read.
 
     `committed`: all that ever was, with what has been removed since, so that each record is judged wherever a log
-    begins now. `removable`: the offset below which records of a partition may be removed; `None`: retention by time
-    removes them, too. `lost`: (partition, from, to) ranges that an administrator gave up; what stood there is not asked
-    for. `resent`: such ranges of what was stored again after all that its producer had stored was removed, so that a
-    leader did not know the producer. `compared` is told how often each anomaly could have shown itself.
+    begins now. `removable`: the offset below which records of a partition may be removed. `lost`: (partition, from, to)
+    ranges that an administrator gave up; what stood there is not asked for. `resent`: such ranges of what was stored
+    again after all that its producer had stored was removed, so that a leader did not know the producer. `compared` is
+    told how often each anomaly could have shown itself.
     """
     by_partition: dict[int, _Partition] = {}
     for final in (*finals, *committed):
@@ -121,9 +121,8 @@ def check(
         by_partition.setdefault(partition, _Partition(partition)).lost.append((start, end))
     for partition, start, end in resent:
         by_partition.setdefault(partition, _Partition(partition)).resent.append((start, end))
-    if removable is not None:
-        for final in finals:
-            by_partition[final.partition].check_log_start(final, removable.get(final.partition, 0))
+    for final in finals:
+        by_partition[final.partition].check_log_start(final, removable.get(final.partition, 0))
     found: list[Anomaly] = []
     for number in sorted(by_partition):
         found += by_partition[number].check()
@@ -196,6 +195,8 @@ class _Partition:
             self.compared["gap"] += len(offsets) > 1
             if not all(self._may_skip(before + 1, after) for before, after in pairwise(offsets)):
                 self._add("gap", f"{final.replica} has offsets {offsets[:3]} .. {offsets[-3:]}")
+            if offsets and not self._may_skip(final.log_start, offsets[0]):
+                self._add("gap", f"{final.replica} begins at {final.log_start}, its first record is at {offsets[0]}")
             ends[final.replica] = offsets[-1] + 1 if offsets else final.log_start
             for offset, value in final.records:
                 self.compared["divergence-by-replica"] += offset in log

@@ -218,6 +218,7 @@ class Host:
         if start > self.log.log_start_offset:
             self.broker.cluster.world.count("rounds of retention that removed segments")
             self._tell(self.checks.expired, self, int(start))
+            self.broker.cluster.may_remove(self.key, int(start))
         return start
 
     def _update_settings(self, update: Any, settings: LogSettings) -> None:
