@@ -14,7 +14,9 @@ from headrace.client.loading.tables.places import AnyAttempt
 from headrace.client.loading.tables.state import TARGET_BYTES
 
 BUFFER_BYTES = 32 << 20
-"""Maximum size of rows that wait for the rest of their row group, over all directories."""
+"""Maximum size of rows that wait for the rest of their row group, and of what holds them, over all directories."""
+PART_BYTES = 6 << 10
+"""Memory of the objects that hold some rows of a directory, however few."""
 OPEN_FILES = 32
 """Maximum number of files that are written at the same time."""
 
@@ -41,6 +43,7 @@ class RowWriter:
         self._file_columns = pa.schema([columns.field(name) for name in names])
         self._waiting: dict[str, list[Any]] = {}
         self._waiting_bytes: dict[str, int] = {}
+        self._total_bytes = 0
         self._files: dict[str, tuple[IO[bytes], Any]] = {}
 
     def write(self, batch: Any) -> None:
@@ -50,11 +53,12 @@ class RowWriter:
         self.bytes += rows.nbytes
         for directory, part in self._directories.split(rows):
             self._waiting.setdefault(directory, []).append(part.select(self._file_columns.names))
-            self._waiting_bytes[directory] = self._waiting_bytes.get(directory, 0) + part.nbytes
+            self._waiting_bytes[directory] = self._waiting_bytes.get(directory, 0) + part.nbytes + PART_BYTES
+            self._total_bytes += part.nbytes + PART_BYTES
             if self._waiting_bytes[directory] >= ROW_GROUP_BYTES:
                 self._flush(directory)
-        while sum(self._waiting_bytes.values()) > BUFFER_BYTES:
-            self._flush(max(self._waiting_bytes, key=self._waiting_bytes.__getitem__))
+            while self._total_bytes > BUFFER_BYTES:
+                self._flush(max(self._waiting_bytes, key=self._waiting_bytes.__getitem__))
 
     def close(self) -> None:
         """Write what waits and close the files."""
@@ -74,7 +78,7 @@ class RowWriter:
     def _flush(self, directory: str) -> None:
         """Write what waits for a directory as a row group."""
         batches = self._waiting.pop(directory)
-        del self._waiting_bytes[directory]
+        self._total_bytes -= self._waiting_bytes.pop(directory)
         if directory not in self._files:
             if len(self._files) >= OPEN_FILES:
                 self._close(next(iter(self._files)))

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from headrace.client.loading.columns import Directories, conformed, file_columns, file_type, untyped_columns
 from headrace.client.loading.formats import LoadFormat, open_table
-from headrace.client.loading.row_writer import OPEN_FILES, RowWriter
+from headrace.client.loading.row_writer import OPEN_FILES, PART_BYTES, RowWriter
 from headrace.client.loading.tables.attempts import begin
 from headrace.client.loading.tables.errors import LoadError
 from pyarrow import parquet
@@ -110,6 +110,18 @@ def test_many_directories_need_few_open_files(tmp_path, monkeypatch):
     assert most == OPEN_FILES
     assert sum(file.rows for file in attempt.files()) == writer.rows == 200
     assert {parquet.read_schema(attempt.data / file.staged).names[0] for file in attempt.files()} == {"n"}
+
+
+def test_rows_of_many_directories_wait_in_bounded_memory(tmp_path, monkeypatch):
+    """A row takes kilobytes there, whatever its own size."""
+    monkeypatch.setattr("headrace.client.loading.row_writer.BUFFER_BYTES", 40 * PART_BYTES)
+    columns = pa.schema([("user", pa.int64()), ("n", pa.int64())])
+    attempt = begin(tmp_path)
+    writer = RowWriter(attempt, columns, Directories(["user"], columns), keeps_columns=False)
+    writer.write(pa.record_batch({"user": list(range(100)), "n": list(range(100))}))
+    assert 0 < len(writer._waiting) <= 40
+    writer.close()
+    assert sum(file.rows for file in attempt.files()) == 100
 
 
 def test_an_abandoned_file_is_not_written_to_later(tmp_path, monkeypatch):
