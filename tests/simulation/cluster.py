@@ -29,7 +29,7 @@ from tests.simulation.clients import TOPIC, Client, Consumer, Producer, Reader
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
 from tests.simulation.etcd import Etcd, EtcdRates, run_now
 from tests.simulation.exercise import CHECKED, JUDGED
-from tests.simulation.history import ANOMALIES, Final, Poll, Send, check
+from tests.simulation.history import ANOMALIES, OK, Final, Poll, Send, check
 from tests.simulation.host import Host
 from tests.simulation.invariants import Checks
 from tests.simulation.machine import LOSSES, BrokerNode
@@ -507,6 +507,8 @@ class Cluster:
         if any(each.corrupt for partition in self.checks.partitions.values() for each in partition.replicas.values()):
             self._scrub()
             self._await_quiet()
+        if not self.plan.is_table and self.topic.name == TOPIC:
+            self._store_more()
         self.checks.check_all()
         if self.plan.is_table:
             self._judge_rows()
@@ -537,6 +539,24 @@ class Cluster:
             before, position = position, self._position_of_consumers()
             if position <= before:
                 raise SimulationError("liveness", self._what_is_missing())
+
+    def _store_more(self) -> None:
+        """Every partition takes records of a new producer, now that all is well (L1)."""
+        producer, before = Producer(self, len(self.producers), -1, self.plan.produce_period_ms), len(self.sends)
+        for clients in (self.producers, self.writers, self.clients):
+            clients.append(producer)
+        producer.start()
+        wanted = {self.number_of(key) for key in self.partitions}
+
+        def is_stored() -> bool:
+            mine = (each for each in self.sends[before:] if each.process.partition(" ")[0] == producer.name)
+            return wanted <= {each.partition for each in mine if each.outcome == OK}
+
+        if not self.run_until(is_stored, HEAL_MS):
+            raise SimulationError("liveness", f"a new producer stored only {self.sends[before:]}")
+        self.world.count("producers that began when all was well")
+        producer.sending = False
+        self._await_quiet()
 
     def _position_of_consumers(self) -> int:
         return sum(consumer.position for consumer in self.consumers)
