@@ -1,7 +1,7 @@
 """A `FileSystem` in memory that can lose power, fill up and fail: for tests and the simulator, never for a broker.
 
 What is written is there at once for readers, but durable only after `fsync`; a name only after `fsync_directory`.
-`crash` keeps what is durable and, of the rest, what chance leaves: a prefix of the written bytes, or any 4 KiB blocks
+`crash` keeps what is durable and, of the rest, what chance leaves: a prefix of the written bytes, or any blocks
 (PROTOCOL T2).
 """
 
@@ -28,7 +28,7 @@ class Loss(Enum):
 
     ALL = "all"
     PREFIX = "prefix"  # the first bytes in the order of writing, cut anywhere
-    BLOCKS = "blocks"  # any subset of 4 KiB blocks
+    BLOCKS = "blocks"  # any subset of its blocks
     NOTHING = "nothing"  # only the process died
 
 
@@ -81,6 +81,8 @@ class MemoryFileSystem:
 
     def __init__(self, capacity_bytes: int = UNLIMITED) -> None:
         self.capacity_bytes = capacity_bytes
+        # What of a write reaches the disk as one.
+        self.block_bytes = BLOCK_BYTES
         # Counts calls by name; tests compare them.
         self.calls: dict[str, int] = {}
         # Bytes read from files whose names end so, by suffix.
@@ -162,7 +164,7 @@ class MemoryFileSystem:
         for file in {id(file): file for file in self._names.values() if file is not None}.values():
             file.locked = False
             if loss is not Loss.NOTHING:
-                _lose(file, loss, chance)
+                _lose(file, loss, chance, self.block_bytes)
 
     def corrupt(self, path: str, position: int, mask: int) -> None:
         """Flip bits of a byte on the medium."""
@@ -366,7 +368,7 @@ class MemoryFileSystem:
             self._stopped = True
             raise PowerLost(self)
         if fault.drops is not None and (file := self._names.get(path)) is not None:
-            _lose(file, Loss.BLOCKS, fault.drops)
+            _lose(file, Loss.BLOCKS, fault.drops, self.block_bytes)
             self.has_dropped = True
         raise _error(fault.error_number, path)
 
@@ -387,10 +389,10 @@ class MemoryFileSystem:
         return sum(len(file.data) for file in self._names.values() if file is not None)
 
 
-def _lose(file: _File, loss: Loss, chance: random.Random) -> None:
+def _lose(file: _File, loss: Loss, chance: random.Random, block_bytes: int) -> None:
     """Build the content after a crash: the durable bytes and what is kept of the pending writes."""
     data = bytearray(file.durable)
-    pieces = [piece for write in file.pending for piece in _blocks(*write)]
+    pieces = [piece for write in file.pending for piece in _blocks(*write, block_bytes)]
     if loss is Loss.PREFIX:
         budget = chance.randrange(sum(len(piece or b"") for _, piece in pieces) + 1)
         for position, piece in pieces:
@@ -413,14 +415,14 @@ def _lose(file: _File, loss: Loss, chance: random.Random) -> None:
     file.pending.clear()
 
 
-def _blocks(position: int, data: bytes | None) -> list[tuple[int, bytes | None]]:
+def _blocks(position: int, data: bytes | None, block_bytes: int) -> list[tuple[int, bytes | None]]:
     """Split a write at block borders."""
     if data is None:
         return [(position, None)]
     pieces: list[tuple[int, bytes | None]] = []
     done = 0
     while done < len(data):
-        size = min(BLOCK_BYTES - (position + done) % BLOCK_BYTES, len(data) - done)
+        size = min(block_bytes - (position + done) % block_bytes, len(data) - done)
         pieces.append((position + done, data[done : done + size]))
         done += size
     return pieces

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from headrace.log.open_files import OpenFiles
 
-from tests.fakes.memory_filesystem import Loss, MemoryFileSystem, PowerLost, _Fault
+from tests.fakes.memory_filesystem import BLOCK_BYTES, Loss, MemoryFileSystem, PowerLost, _Fault
 from tests.simulation.broker import Broker
 from tests.simulation.exercise import CHECKED
 from tests.simulation.world import WallClock
@@ -28,6 +28,8 @@ class Disk(MemoryFileSystem):
         super().__init__()
         self._node = node
         self.cached = not node.cluster.plan.cold_cache
+        # Of the sizes of a batch and below, so that one can be torn in its middle.
+        self.block_bytes = random.Random(f"{node.cluster.plan.seed}/{node.name}/blocks").choice((64, 512, BLOCK_BYTES))
 
     def stop_refusing(self) -> None:
         """See `MemoryFileSystem`."""
