@@ -480,6 +480,9 @@ class Cluster:
                 self.world.resume(node.broker.process)
             node.start()
         for coordinator in self.coordinators:
+            running = coordinator.coordinator
+            if running is not None and running.process.paused:
+                self.world.resume(running.process)
             coordinator.start()
         if self.mirror is not None:
             self.mirror.promote()

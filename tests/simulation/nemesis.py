@@ -13,6 +13,9 @@ from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.plan import COLUMNS_CHANGE
 from tests.simulation.shared_faults import SharedFaults
 
+PAUSES_MS = (400, 1_500, 4_000, 6_000)
+"""Of a coordinator: its lease of the controllership ends in the longer ones."""
+
 
 class Nemesis(SharedFaults, DiskFaults, AdminFaults):
     """All that may go wrong, by name; here what ends and stops the processes of brokers."""
@@ -29,6 +32,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "cut link": self._cut_link,
             "isolate": self._isolate,
             "deaf leader": self._deafen_leader,
+            "client cut off": self._cut_client_off,
             "swizzle": self._swizzle,
             "break streams": self._break_streams,
             "break at a cut": self._break_at_a_cut,
@@ -38,6 +42,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "lease ends early": self._end_lease,
             "etcd compacts": self._compact,
             "coordinator dies": self._coordinator_dies,
+            "coordinator pauses": self._pause_coordinator,
             "disk error": self._disk_error,
             "disk full": self._disk_full,
             "disk refuses": self._refuse,
@@ -111,6 +116,24 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
         self._end_session(chance.choice(followers).broker_id)
         self._strike_at_cuts(chance, lambda broker: self._end_session(broker.broker_id))
         return True
+
+    def _pause_coordinator(self, chance: random.Random) -> bool:
+        """Resumed, a controller that was deposed meanwhile writes (I14)."""
+        coordinator = chance.choice(self.cluster.coordinators).coordinator
+        if coordinator is None or coordinator.process.paused:
+            return False
+        self.world.pause(coordinator.process)
+        self._later(chance.choice(PAUSES_MS), lambda: self.world.resume(coordinator.process))
+        return True
+
+    def _cut_client_off(self, chance: random.Random) -> bool:
+        """No broker hears a client, or it hears none, or both."""
+        client = chance.choice(self.cluster.clients).name
+        brokers = [node.name for node in self.cluster.brokers.values()]
+        ways = chance.choice(((True, False), (False, True), (True, True)))
+        links = [(client, broker) for broker in brokers if ways[0]]
+        links += [(broker, client) for broker in brokers if ways[1]]
+        return self._cut(links, chance)
 
     def _pause(self, chance: random.Random) -> bool:
         node = self._victim(chance)

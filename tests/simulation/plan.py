@@ -56,6 +56,8 @@ LATER_FAULTS = {
     "session renewed": 0.15,
     "clock wrong at a start": 0.15,
     "etcd put back": 0.2,
+    "coordinator pauses": 0.25,
+    "client cut off": 0.25,
 }
 """What the nemesis may do, too, in such a share of the seeds that may have it: drawn by a stream of each one's own, so
 that other seeds keep their faults."""

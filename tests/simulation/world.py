@@ -35,7 +35,7 @@ class SimulationError(Exception):
 class Process:
     """One life of one node: what is scheduled for it is done while it is alive, and waits while it is paused."""
 
-    __slots__ = ("after_event", "alive", "backlog", "name", "number", "paused", "paused_ms", "started_ms")
+    __slots__ = ("after_event", "alive", "backlog", "name", "number", "paused", "started_ms")
 
     def __init__(self, name: str, number: int, started_ms: int) -> None:
         self.name = name
@@ -43,8 +43,6 @@ class Process:
         self.started_ms = started_ms
         self.alive = True
         self.paused = False
-        self.paused_ms = 0
-        """For so long it stood still, in all its pauses that are over."""
         self.backlog: list[Event] = []
         self.after_event: Call | None = None
         """Called after each event of it, while it is alive."""
@@ -108,12 +106,12 @@ class World:
     def pause(self, process: Process) -> None:
         """Stop a process as SIGSTOP does: what comes for it waits."""
         process.paused = True
-        process.paused_ms -= self.now_ms
 
     def resume(self, process: Process) -> None:
-        """Resume it; what waited happens now, in order."""
+        """Resume it, if it is paused; what waited happens now, in order."""
+        if not process.paused:
+            return
         process.paused = False
-        process.paused_ms += self.now_ms
         for event in process.backlog:
             self._resumed += 1
             event.at_ms, event.sequence = self.now_ms, self._resumed  # Before all else that is due now.
