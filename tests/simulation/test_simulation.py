@@ -120,7 +120,7 @@ def test_unclean_elections_lose_only_what_was_requested():
 def test_moves_in_order_lose_nothing_that_one_replica_acknowledged():
     """H24: stops, drains and moves of leaders under producers with acks=1; leaderships do move, and appends do stop."""
     begun = paused = 0
-    for seed in range(8):
+    for seed in range(10):
         faults = ("stop", "drain", "move leader", "move")
         plan = Plan(seed, faults=faults, fault_period_ms=500, producers=(1, 1), produce_period_ms=20)
         assert plan.is_orderly

@@ -23,7 +23,7 @@ MEANINGS: dict[PartitionProblem, str] = {
     PartitionProblem.OFFLINE: "no leader: neither writable nor readable",
     PartitionProblem.UNDER_MIN_IN_SYNC: "fewer replicas in sync than min_insync_replicas: acks=all is refused",
     PartitionProblem.UNDER_REPLICATED: "not all replicas in sync",
-    PartitionProblem.UNCLEAN: "led after an unclean election: may lack records",
+    PartitionProblem.UNCLEAN: "led after an unclean election, or by a sole replica after a crash: may lack records",
     PartitionProblem.MOVING: "replicas are moving",
     PartitionProblem.NOT_PREFERRED: "not led by the preferred replica, which could lead",
 }
