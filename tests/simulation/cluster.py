@@ -476,13 +476,12 @@ class Cluster:
             node.filesystem.keep_power()
             node.filesystem.stop_refusing()
             node.wanted = True
-            if node.broker is not None and node.broker.process.paused:
+            if node.broker is not None:
                 self.world.resume(node.broker.process)
             node.start()
         for coordinator in self.coordinators:
-            running = coordinator.coordinator
-            if running is not None and running.process.paused:
-                self.world.resume(running.process)
+            if coordinator.coordinator is not None:
+                self.world.resume(coordinator.coordinator.process)
             coordinator.start()
         if self.mirror is not None:
             self.mirror.promote()

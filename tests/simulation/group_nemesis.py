@@ -7,14 +7,12 @@ from typing import Any
 
 from headrace.v1 import errors_pb2, groups_pb2
 
-from tests.simulation.faults import duration
 from tests.simulation.group_cluster import GroupCluster
 from tests.simulation.group_member import GROUP, MemberLife
-from tests.simulation.shared_faults import SharedFaults
+from tests.simulation.shared_faults import LONG_MS, SharedFaults
 
 DELETE_EVERY_MS = 300
 DELETE_TRIES = 60
-LONG_MS = (200, 1_500, 5_000, 15_000)
 MAX_PARTITIONS = 9
 
 
@@ -217,22 +215,6 @@ class GroupNemesis(SharedFaults):
         until_ms = chance.choice(LONG_MS)
         links = [link for other in others for link in ((name, other), (other, name))]
         return self._cut(links, chance, until_ms=until_ms)
-
-    def _coordinator_dies(self, chance: random.Random) -> bool:
-        node = chance.choice(self.group.coordinators)
-        node.kill()
-        self._later(duration(chance), node.start)
-        return True
-
-    def _coordinator_pauses(self, chance: random.Random) -> bool:
-        """Resumed, it handles what arrived meanwhile, on a view that is behind (H73)."""
-        node = chance.choice(self.group.coordinators)
-        coordinator = node.coordinator
-        if coordinator is None:
-            return False
-        self.world.pause(coordinator.process)
-        self._later(chance.choice(LONG_MS), lambda: self.world.resume(coordinator.process))
-        return True
 
     def _jump_clock(self, chance: random.Random) -> bool:
         node = chance.choice(self.group.coordinators)

@@ -13,9 +13,6 @@ from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.plan import COLUMNS_CHANGE
 from tests.simulation.shared_faults import SharedFaults
 
-PAUSES_MS = (400, 1_500, 4_000, 6_000)
-"""Of a coordinator: its lease of the controllership ends in the longer ones."""
-
 
 class Nemesis(SharedFaults, DiskFaults, AdminFaults):
     """All that may go wrong, by name; here what ends and stops the processes of brokers."""
@@ -42,7 +39,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "lease ends early": self._end_lease,
             "etcd compacts": self._compact,
             "coordinator dies": self._coordinator_dies,
-            "coordinator pauses": self._pause_coordinator,
+            "coordinator pauses": self._coordinator_pauses,
             "disk error": self._disk_error,
             "disk full": self._disk_full,
             "disk refuses": self._refuse,
@@ -115,15 +112,6 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             return False
         self._end_session(chance.choice(followers).broker_id)
         self._strike_at_cuts(chance, lambda broker: self._end_session(broker.broker_id))
-        return True
-
-    def _pause_coordinator(self, chance: random.Random) -> bool:
-        """Resumed, a controller that was deposed meanwhile writes (I14)."""
-        coordinator = chance.choice(self.cluster.coordinators).coordinator
-        if coordinator is None or coordinator.process.paused:
-            return False
-        self.world.pause(coordinator.process)
-        self._later(chance.choice(PAUSES_MS), lambda: self.world.resume(coordinator.process))
         return True
 
     def _cut_client_off(self, chance: random.Random) -> bool:

@@ -9,6 +9,8 @@ from functools import partial
 from tests.simulation.broker import Broker
 from tests.simulation.faults import Faults, duration
 
+LONG_MS = (200, 1_500, 5_000, 15_000)
+
 
 class SharedFaults(Faults):
     """Each method does one fault and says whether it could."""
@@ -17,6 +19,15 @@ class SharedFaults(Faults):
         node = chance.choice(self.cluster.coordinators)
         node.kill()
         self._later(duration(chance), node.start)
+        return True
+
+    def _coordinator_pauses(self, chance: random.Random) -> bool:
+        """Resumed, it handles what arrived meanwhile, on a view that is behind (H73), perhaps deposed (I14)."""
+        coordinator = chance.choice(self.cluster.coordinators).coordinator
+        if coordinator is None:
+            return False
+        self.world.pause(coordinator.process)
+        self._later(chance.choice(LONG_MS), lambda: self.world.resume(coordinator.process))
         return True
 
     # --- network ---
