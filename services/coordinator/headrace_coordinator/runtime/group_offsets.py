@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import structlog
 from headrace.groups.assignors import TopicPartition
 from headrace.groups.messages import check_empty
-from headrace.groups.state import begin_epochs, with_next_epoch
+from headrace.groups.state import with_next_epoch
 from headrace.wire.errors import (
     ConflictError,
     FencedMemberEpochError,
@@ -244,12 +244,12 @@ class GroupOffsets:
                 operations.append(_write(key, commit, attempt, now_ms))
         if not attempt.member_id and (entry.mod_revision or any(commit.offset >= 0 for commit in allowed)):
             user = entry.group.user if entry.mod_revision else attempt.user
-            group = replace(entry.group, empty_since_ms=now_ms, user=user)
-            if attempt.begins_epoch:
-                if not entry.mod_revision:  # The revision of the new key decides the epochs: the offsets follow.
-                    compares, operations = [], []
-                else:
-                    group = with_next_epoch(begin_epochs(group, keyspace.generation, entry.create_revision))
+            group = entry.group
+            if attempt.begins_epoch and entry.mod_revision:
+                group = with_next_epoch(self._view.with_epochs(entry))
+            elif attempt.begins_epoch:  # The revision of the new key decides the epochs: the offsets follow.
+                compares, operations = [], []
+            group = replace(group, empty_since_ms=now_ms, user=user)
             operations.append(Put(keyspace.group(attempt.group_id), encode_group(group)))
         return compares, operations
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 from headrace.groups.assignors import AssignableTopic
 from headrace.groups.heartbeats import MemberDeparture, MemberHeartbeat, may_enlarge, no_member
-from headrace.groups.state import Group, Member, begin_epochs
+from headrace.groups.state import Group, Member
 from headrace.groups.transition import Transition, transition
 from headrace.wire.errors import (
     GroupTooLargeError,
@@ -222,7 +222,7 @@ class GroupTransactions:
         entry = self._view.entry(group_id)
         heartbeats = {member_id: beat for member_id, (beat, _) in waiting.heartbeats.items()}
         leaving = tuple(waiting.leaving)
-        before = self._with_epochs(entry)
+        before = self._view.with_epochs(entry)
         result = self._compute(entry, before, heartbeats, leaving, self.times.overdue(group_id, entry.group))
         if result.changes(before):
             if not entry.mod_revision:
@@ -242,12 +242,6 @@ class GroupTransactions:
             if departure.member_id not in result.deferred and departure in waiting.leaving:
                 _settle(waiting.leaving.pop(departure), None)
         return result.changes(before)
-
-    def _with_epochs(self, entry: GroupEntry) -> Group:
-        """Return the group with initial epochs if its key exists and has none yet."""
-        if not entry.mod_revision:
-            return entry.group
-        return begin_epochs(entry.group, self._view.keyspace.generation, entry.create_revision)
 
     async def _create(self, group_id: str, user: str) -> None:
         """Create the key of a user's new or previously deleted group; its create_revision determines the initial

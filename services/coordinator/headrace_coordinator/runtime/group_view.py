@@ -13,7 +13,7 @@ from typing import TypeVar
 import structlog
 from google.protobuf.message import DecodeError
 from headrace.groups.assignors import TopicPartition
-from headrace.groups.state import Group
+from headrace.groups.state import Group, begin_epochs
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.key_table import (
     GroupAssignmentKey,
@@ -128,6 +128,12 @@ class GroupView:
     def entry(self, group_id: str) -> GroupEntry:
         """Return the keys of a group; an empty entry if it has none."""
         return self.groups.get(group_id) or GroupEntry()
+
+    def with_epochs(self, entry: GroupEntry) -> Group:
+        """Return the group of an entry with initial epochs if its key exists and has none yet."""
+        if not entry.mod_revision:
+            return entry.group
+        return begin_epochs(entry.group, self.keyspace.generation, entry.create_revision)
 
     def on_members(self, callback: Callable[[str], None]) -> None:
         """Call `callback(group_id)` when a state, an assignment or a member's liveness has changed."""
