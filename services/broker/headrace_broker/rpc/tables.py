@@ -194,9 +194,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
         is_from_leader = asked.consistency != tables_pb2.CONSISTENCY_REPLICA
-        read = _Reading(partition, table, started, seconds, state, as_of_offset, is_from_leader)
-        read.arrival = arrival
-        return read
+        return _Reading(partition, table, started, seconds, state, as_of_offset, is_from_leader, arrival)
 
     def _check_in_sync(self, partition: Partition) -> None:
         """Check that the replica here is in sync, as its key and the last answer of its leader say.
@@ -311,17 +309,17 @@ class _Reading:
         state: RowOffsets,
         as_of_offset: int,
         is_from_leader: bool,
+        arrival: Arrival | None = None,
     ) -> None:
         self.is_from_leader = is_from_leader
         self.partition = partition
         self.table = table
         self.started = started
+        self.arrival = arrival
         self._seconds = seconds
         self.state = state
         self.as_of_offset = as_of_offset
         self.answer = RowsAnswer()
-        self.arrival: Arrival | None = None
-        """Of a request that the table's trace records."""
 
     async def add_rows(self, keys: Iterable[bytes], wanted: WantedColumns, rows: Any) -> None:
         """Add rows to a response until it is full; other calls run after each `COLUMNS_AT_ONCE` columns."""
