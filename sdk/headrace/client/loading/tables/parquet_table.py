@@ -158,6 +158,17 @@ class ParquetTable:
             found.append(place if place.exists() else Attempt(self.root, attempt_id).data / file.staged)
         return found
 
+    def _small_groups(self, files: Sequence[DataFile]) -> list[list[str]]:
+        """Return groups of small files that are there; only those that would be replaced are looked for."""
+        sizes = {file.path: file.bytes for file in files}
+        while groups := small_groups([*sizes.items()]):
+            missing = [path for group in groups for path in group if not (self.root / path).exists()]
+            if not missing:
+                break
+            for path in missing:
+                del sizes[path]
+        return groups
+
     def compact(self) -> int:
         """Replace small files by larger ones, in one commit; return how many were replaced.
 
@@ -168,7 +179,7 @@ class ParquetTable:
         """
         before = self.state()
         files = [file for _, file in self._current()]
-        groups = small_groups([(file.path, file.bytes) for file in files if (self.root / file.path).exists()])
+        groups = self._small_groups(files)
         if not groups:
             return 0
         assert before.source is not None, "it has files"
