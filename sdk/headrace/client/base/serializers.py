@@ -1,6 +1,7 @@
 """Serializers and deserializers: any callable, or the method of a `SerializerCodec`; three have names."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -61,15 +62,48 @@ def table_codec(deserializer: Deserializer | None) -> TableCodec | None:
     return found if isinstance(found, TableCodec) else None
 
 
-def _to_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+def to_json(value: Any) -> bytes:
+    """Return a value as compact JSON.
+
+    Raises:
+        TypeError, ValueError: If it has no JSON form, such as NaN and the infinities; the message has their place.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError as error:
+        place = _place_without_json(value)
+        if not place:
+            raise
+        raise ValueError(f"{place}, which JSON does not have; send null or a text") from error
+
+
+def _place_without_json(value: Any) -> str:
+    """Return the first place of NaN or an infinity, such as `$.prices[2] is nan`; empty if there is none."""
+    waiting: list[tuple[str, Any]] = [("$", value)]
+    seen: set[int] = set()
+    while waiting:
+        place, found = waiting.pop()
+        if isinstance(found, float) and not math.isfinite(found):
+            return f"{place} is {found}"
+        parts: list[tuple[str, Any]] = []
+        if id(found) in seen:
+            continue
+        if isinstance(found, dict):
+            for key, part in found.items():
+                parts += [(f"a key of {place}", key), (f"{place}.{key}", part)]
+        elif isinstance(found, list | tuple):
+            parts = [(f"{place}[{index}]", part) for index, part in enumerate(found)]
+        if parts:
+            seen.add(id(found))
+            waiting += reversed(parts)
+    return ""
 
 
 def _from_str(data: bytes) -> str:
     return data.decode()
 
 
-SERIALIZERS: Final[dict[str, Serializer | None]] = {"bytes": None, "str": str.encode, "json": _to_json}
+SERIALIZERS: Final[dict[str, Serializer | None]] = {"bytes": None, "str": str.encode, "json": to_json}
 """Serializers by name; `None` accepts `bytes` unchanged."""
 
 DESERIALIZERS: Final[dict[str, Deserializer | None]] = {"bytes": None, "str": _from_str, "json": json.loads}

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.client.base.errors import ConfigError, SerializationError
+from headrace.client.base.serializers import to_json
 from headrace.client.schemas.avro_tables import AvroTables
 from headrace.client.schemas.json_tables import JsonTables, registry_of
 from headrace.client.schemas.message_path import encode_path, path_of, path_size
@@ -229,7 +230,7 @@ class JsonSchema(SchemaCodec):
 
     def _encode(self, value: Any, schema: RegisteredSchema) -> bytes:
         self._check(value, schema)
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return to_json(value)
 
     def _decode(self, data: bytes, schema: RegisteredSchema) -> Any:
         value = json.loads(data)

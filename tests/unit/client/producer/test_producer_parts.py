@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import random
 import threading
 import zlib
@@ -83,6 +84,29 @@ def test_serializers_turn_objects_into_bytes_and_back_or_say_why_not():
     with pytest.raises(SerializationError, match=r"of t-0 at offset 5 .*Seek the consumer to 6") as caught:
         deserialize(bytes.decode, b"\xff", "value", TopicPartition("t", 0), 5)
     assert (caught.value.partition, caught.value.offset) == (TopicPartition("t", 0), 5)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (math.nan, "$ is nan"),
+        ({"a": 1.5, "b": {"c": [0, (1, -math.inf)]}}, "$.b.c[1][1] is -inf"),
+        ({"a": {math.inf: 1}}, "a key of $.a is inf"),
+    ],
+)
+def test_a_number_that_json_lacks_is_refused_with_its_place(value, place):
+    """`NaN` is no JSON (RFC 8259): readers in other languages fail on it."""
+    with pytest.raises(SerializationError) as caught:
+        serialize(resolve_serializer("json", "x"), value, "key")
+    assert f"the key could not be serialized: ValueError('{place}, which JSON does not have" in str(caught.value)
+
+
+def test_a_value_that_contains_itself_is_no_json():
+    """The search for numbers without JSON ends."""
+    value = {"a": 1}
+    value["b"] = [value, value]
+    with pytest.raises(SerializationError, match="Circular reference"):
+        serialize(resolve_serializer("json", "x"), value, "value")
 
 
 def test_partitioners_agree_with_crc32_and_stay_in_range():

@@ -142,5 +142,6 @@ def test_a_number_that_json_lacks_is_not_written(value: Any) -> None:
 
     written = JsonSchema(Latest(), subject="measures-value")
     assert written.serialize({"x": 1.5}) == HEADER.pack(0, 1) + b'{"x":1.5}'
-    with pytest.raises(SerializationError, match="the value does not fit schema 1 of subject 'measures-value': "):
+    place = r"does not fit schema 1 of subject 'measures-value': \$\.x.* is -?(nan|inf), which JSON does not have"
+    with pytest.raises(SerializationError, match=place):
         written.serialize({"x": value})

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 from typing import Any
 
 import fastavro
@@ -195,6 +196,7 @@ def test_failed_branch_leaves_no_assumption() -> None:
         ("[" * 5_000 + "]" * 5_000, "nested more than 100 deep"),
         ("[" * 100_000 + "]" * 100_000, "nested more than 100 deep"),
         ('{"type":"array","items":' * (MAX_DEPTH + 1) + '"int"' + "}" * (MAX_DEPTH + 1), "nested more than"),
+        (json.dumps(record(field("x", "double", default=math.nan))), "NaN is not JSON"),
         ("7", "not valid"),
         ("null", "not valid"),
     ],

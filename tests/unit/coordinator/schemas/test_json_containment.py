@@ -156,6 +156,7 @@ def test_reason_names_the_property_and_its_place() -> None:
         ('{"$schema": "http://example.org/own"}', "no known draft"),
         ('{"properties": {"a": {"$ref": "#/definitions/a"}}}', "leads nowhere"),
         ('{"$ref": "other.json"}', "'other.json' leads nowhere"),
+        ('{"default": -Infinity}', "-Infinity is not JSON"),
         ("[" * 5_000 + "]" * 5_000, "nested more than 100 deep"),
         ("[" * 100_000 + "]" * 100_000, "nested more than 100 deep"),
     ],

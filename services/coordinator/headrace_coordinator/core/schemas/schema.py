@@ -95,11 +95,15 @@ def load_json(text: str) -> Any:
         ValueError: If it is not JSON.
     """
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:  # At a depth that depends on the version of Python.
         raise _too_deep() from None
     _check_depth(found)
     return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")  # Python reads NaN and the infinities, other clients fail on them.
 
 
 def _check_depth(value: Any) -> None:
