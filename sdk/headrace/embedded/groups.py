@@ -22,6 +22,7 @@ from headrace.groups.messages import (
     expected_epoch,
     read_member,
     read_owned,
+    reset_number,
     write_group,
     write_listing,
     write_offsets,
@@ -303,7 +304,7 @@ class DirectoryGroups:
                         continue
                     number = (request.member_id, request.commit_number)
                     last = entry.commits.get(partition)
-                    if last is not None and last[0] == number[0] and last[1] >= number[1] > 0:
+                    if member is not None and last is not None and last[0] == number[0] and last[1] >= number[1] > 0:
                         continue  # A later commit of the same member was stored before.
                     if asked.offset < 0 and partition not in offsets and request.group_id not in self._groups:
                         continue  # A removal creates no group.
@@ -318,8 +319,8 @@ class DirectoryGroups:
                 file, group = replace(entry.file, offsets=offsets), entry.group
                 if member is None:
                     group = replace(group, empty_since_ms=_now_ms())
-                    if request.group_id in self._groups and expected_epoch(request) is None:
-                        group = with_next_epoch(group)
+                    if not group.is_reset_by(reset_number(request)):
+                        group = with_next_epoch(group, reset_number(request))
                     file = replace(file, empty_ms=group.empty_since_ms, epoch=max(file.epoch, group.group_epoch))
                 self._files.write(request.group_id, file)
                 entry.file, entry.group = file, group
@@ -333,7 +334,7 @@ class DirectoryGroups:
         """Return the member that commits, or `None` for an administrator; raise if it may not."""
         if not request.member_id:
             group = entry.group if request.group_id in self._groups else Group()
-            check_empty(request.group_id, group, expected_epoch(request))
+            check_empty(request.group_id, group, expected_epoch(request), reset_number(request))
             return None
         check_member_id(request.member_id)
         member = entry.group.members.get(request.member_id)

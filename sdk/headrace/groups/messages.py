@@ -267,15 +267,23 @@ def expected_epoch(request: groups_pb2.CommitOffsetsRequest) -> int | None:
     return request.expected_group_epoch if request.HasField("expected_group_epoch") else None
 
 
-def check_empty(group_id: str, group: Group, expected_group_epoch: int | None) -> None:
-    """Check that an administrator may change a group's offsets: it has no members, and had none since an epoch.
+def reset_number(request: groups_pb2.CommitOffsetsRequest) -> int:
+    """Return the number of an administrator's reset that expects an epoch; `0` if it is none, or has no number."""
+    return 0 if request.member_id or expected_epoch(request) is None else request.commit_number
+
+
+def check_empty(group_id: str, group: Group, expected_group_epoch: int | None, reset_number: int = 0) -> None:
+    """Check that an administrator may change a group's offsets: it has no members, and is at the expected epoch.
+
+    `reset_number` is that of a reset which may have begun the group's epoch; `0` means no such reset.
 
     Raises:
-        GroupNotEmptyError, ConflictError: If it has.
+        GroupNotEmptyError: If it has members.
+        ConflictError: If it is at another epoch, which that reset did not begin.
     """
     if group.members:
         raise GroupNotEmptyError(f"group {group_id} has {len(group.members)} members")
-    if expected_group_epoch not in (None, group.group_epoch):
+    if expected_group_epoch not in (None, group.group_epoch) and not group.is_reset_by(reset_number):
         raise ConflictError(
             f"the members or the offsets of group {group_id} changed: it is at epoch {group.group_epoch}, "
             f"not at {expected_group_epoch} as when it was looked at",

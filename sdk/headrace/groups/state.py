@@ -95,6 +95,8 @@ class Group:
     empty_since_ms: int = 0
     user: str = ""
     """User that created the group."""
+    reset_number: int = 0
+    """Number of the reset that began the group's epoch, to which all its requests belong; `0` if something else did."""
 
     def owned_by(self, member_id: bytes) -> dict[TopicPartition, int]:
         """Return the partitions of a member with their assignment epochs, ascending."""
@@ -103,6 +105,10 @@ class Group:
             for partition, owner in sorted(self.owners.items())
             if owner.member_id == member_id
         }
+
+    def is_reset_by(self, number: int) -> bool:
+        """Return whether the reset of this number began the group's epoch; `0` is the number of none."""
+        return number != 0 and number == self.reset_number
 
     @property
     def is_stable(self) -> bool:
@@ -117,10 +123,13 @@ class Group:
         )
 
 
-def with_next_epoch(group: Group) -> Group:
-    """Return a group without members in a new epoch: a commit that expects the former one is refused."""
+def with_next_epoch(group: Group, reset_number: int) -> Group:
+    """Return a group without members in a new epoch: a commit that expects the former one is refused.
+
+    `reset_number` is that of the reset which begins it, or 0.
+    """
     epoch = group.group_epoch + 1
-    return replace(group, group_epoch=epoch, assignment_epoch=epoch)
+    return replace(group, group_epoch=epoch, assignment_epoch=epoch, reset_number=reset_number)
 
 
 def begin_epochs(group: Group, generation: int, create_revision: int) -> Group:

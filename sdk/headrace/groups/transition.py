@@ -375,6 +375,7 @@ class _TransitionBuilder:
             owners=self._owners,
             empty_since_ms=self._empty_since_ms(),
             user=self._before.user,
+            reset_number=self._before.reset_number if self._epoch == self._before.group_epoch else 0,
         )
         derived = encode_assignments(group)
         written = {member_id: derived[member_id] for member_id in self._shrunk}

@@ -138,6 +138,7 @@ class FakeGroupMethods:
             raise GroupNotEmptyError(f"group {group} has members")
         if expected_group_epoch not in (None, held.group_epoch):
             raise ConflictError(f"the members or the offsets of group {group} changed", retriable=False)
+        held.group_epoch += 1
         results = []
         for where, offset in offsets.items():
             refused = self.held.refused.get(where)

@@ -423,10 +423,10 @@ async def grow(parts, partitions):
     await parts.prefix_view.wait_for(result.revision, SECONDS)
 
 
-async def reset(coordinator, parts, offset, epoch):
-    """What an administrator sends who has seen the group at an epoch."""
-    request = groups_pb2.CommitOffsetsRequest(group_id=GROUP, expected_group_epoch=epoch)
-    request.topics.add(topic_id=parts.topic_id).partitions.add(partition=0, offset=offset, leader_epoch=-1)
+async def reset(coordinator, parts, offset, epoch, number=0, partition=0):
+    """What an administrator sends who has seen the group at an epoch; older clients send no number."""
+    request = groups_pb2.CommitOffsetsRequest(group_id=GROUP, expected_group_epoch=epoch, commit_number=number)
+    request.topics.add(topic_id=parts.topic_id).partitions.add(partition=partition, offset=offset, leader_epoch=-1)
     await coordinator.call("CommitOffsets", request)
 
 
@@ -472,6 +472,46 @@ async def test_a_reset_of_a_new_group_that_another_was_first_to_create_is_refuse
     await a.see()
     assert isinstance(await error_of(reset(a, parts, 5, 0)), ConflictError)
     assert await b.committed() == {0: 9}
+
+
+async def test_of_two_resets_with_one_epoch_one_is_stored(pair):
+    """Of a group that exists, and of one that neither had seen. The requests of the first are accepted as one."""
+    parts, a, b = pair
+    for other, number in ((2, 20), (4, 40)):
+        seen = a.group.group_epoch if GROUP in a.groups.groups else 0
+
+        async def overtake(compares, operations, seen=seen, other=other):
+            a.metastore.before_txn = None
+            await reset(b, parts, other, seen, other)
+
+        a.metastore.before_txn = overtake
+        assert isinstance(await error_of(reset(a, parts, number, seen, number)), ConflictError)
+        await a.see()
+        began = a.group.group_epoch
+        assert began > seen
+        await reset(a, parts, other, seen, other)  # Its retry, after an answer that was lost.
+        await reset(a, parts, 7, seen, other, partition=1)
+        assert a.group.group_epoch == began
+        assert await a.committed() == {0: other, 1: 7}
+        assert isinstance(await error_of(reset(a, parts, number, seen, number)), ConflictError)
+        await b.see()
+
+
+async def test_a_reset_ends_with_the_epoch_that_it_began(pair):
+    """Its next request is refused once a member has come and gone, or an offset was stored without an epoch."""
+    parts, a, b = pair
+    one = Caller(1)
+    await reset(a, parts, 3, 0, 30)
+    await b.see()
+    await one.beat(b)
+    await b.call("LeaveGroup", groups_pb2.LeaveGroupRequest(group_id=GROUP, member_id=one.id))
+    await a.see()
+    assert isinstance(await error_of(reset(a, parts, 3, 0, 30, partition=1)), ConflictError)
+    seen = a.group.group_epoch
+    await reset(a, parts, 4, seen, 40)
+    await a.commit(None, {0: 9})
+    assert isinstance(await error_of(reset(a, parts, 4, seen, 40, partition=1)), ConflictError)
+    assert await a.committed() == {0: 9}
 
 
 async def test_epochs_of_a_group_that_resets_made_again_continue(pair):

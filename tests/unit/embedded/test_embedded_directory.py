@@ -13,6 +13,7 @@ import time
 
 import headrace
 import pytest
+from headrace.client.admin import groups as admin_groups
 from headrace.log.checkpoint import read_sealed, seal
 from headrace.log.directory import DataDirectory
 from headrace.log.os_filesystem import OsFileSystem
@@ -190,6 +191,21 @@ def test_a_late_reset_does_not_undo_a_commit_without_membership(tmp_path):
         log.admin.reset_group_offsets("g", {where: 3})
         with pytest.raises(headrace.ConflictError):
             log.admin.reset_group_offsets("g", {where: 2}, expected_group_epoch=seen)
+
+
+def test_a_reset_of_many_requests_is_one_decision(tmp_path, monkeypatch):
+    """Of a new group, and of one that exists; of two resets with the same epoch one is stored."""
+    monkeypatch.setattr(admin_groups, "MAX_COMMIT_PARTITIONS", 2)
+    places = [headrace.TopicPartition("clicks", number) for number in range(5)]
+    with headrace.open(str(tmp_path / "events")) as log:
+        log.admin.create_topic("clicks", partitions=5)
+        for seen, offset in ((lambda: 0, 1), (lambda: log.admin.describe_group("g").group_epoch, 2)):
+            epoch = seen()
+            results = log.admin.reset_group_offsets("g", dict.fromkeys(places, offset), expected_group_epoch=epoch)
+            assert [result.error for result in results] == [None] * 5
+            with pytest.raises(headrace.ConflictError):
+                log.admin.reset_group_offsets("g", {places[0]: 9}, expected_group_epoch=epoch)
+            assert [each.offset for each in log.admin.group_offsets("g").values()] == [offset] * 5
 
 
 @pytest.mark.parametrize("file", ["topics", "identity", "groups/g"])

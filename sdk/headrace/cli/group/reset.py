@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from headrace.client.admin.admin import Admin
     from headrace.client.admin.groups import OffsetResult
 
-Item = TypeVar("Item")
-
-REQUEST_PARTITIONS = 500
-"""Maximum offsets per request; progress is reported after each request."""
 TARGETS = (
     "--to-earliest, --to-latest, --to-offset, --to-time, --by-duration, --shift, --from-file, --from-group or --delete"
 )
@@ -344,11 +340,9 @@ def _carry_out(
             print(render(_report(group, plan, {}, dry_run=True), OutputFormat.TABLE), end="", file=sys.stderr)
         confirm(f"Store {counted(len(changes), 'offset')} of {group}?", yes=yes, otherwise="nothing was changed")
     results: list[OffsetResult] = []
-    for done, some in _parts(changes, REQUEST_PARTITIONS):
-        if done:
-            session.note(f"stored {done:,} of {counted(len(changes), 'offset')}")
-        offsets = {each.where: -1 if each.offset is None else each.offset for each in some}
-        results += admin.reset_group_offsets(group, offsets, expected_group_epoch=epoch)
+    if changes:
+        offsets = {each.where: -1 if each.offset is None else each.offset for each in changes}
+        results = admin.reset_group_offsets(group, offsets, expected_group_epoch=epoch)
     refused = {TopicPartition(each.topic, each.partition): str(each.error) for each in results if each.error}
     if refused or not session.quiet:
         session.show(_report(group, plan, refused, dry_run=False))
@@ -371,9 +365,3 @@ def _report(
     columns = (*COLUMNS, Column("REFUSED", "error")) if refused else COLUMNS
     document: dict[str, JsonValue] = {"group_id": group, "dry_run": dry_run, "partitions": rows}
     return Report(document, (TableSection(columns, rows, empty="no partitions"), Note(sentence)))
-
-
-def _parts(items: Sequence[Item], size: int) -> Iterator[tuple[int, Sequence[Item]]]:
-    """Yield slices, each with the number of items before it."""
-    for first in range(0, len(items), size):
-        yield first, items[first : first + size]

@@ -542,12 +542,14 @@ class Admin:
             group: its id.
             offsets: next record to read of each partition; -1 removes the stored offset.
             expected_group_epoch: `group_epoch` of the description from which the offsets were computed, 0 if there was
-                no such group. Every member that joins or leaves raises it. `None` disables the check.
+                no such group. Every member that joins or leaves raises it, and so does this call, once. `None`
+                disables the check.
             timeout: in seconds, for each thousand partitions.
 
         Raises:
             GroupNotEmptyError: If it has members; stop them first.
-            ConflictError: If the members changed since that epoch. Of thousands of partitions, the first may be stored.
+            ConflictError: If the members changed since that epoch, or offsets were stored without a member: of two
+                calls with the same epoch one succeeds. Of thousands of partitions, the first may be stored.
             ConfigError: If an offset is below -1.
         """
         return self._run(self._groups.reset_group_offsets(group, offsets, timeout, expected_group_epoch))

@@ -4,6 +4,7 @@ Coordinators serve groups and offsets (`GroupService`). The client computes the 
 committed offsets from a coordinator, and log ends and the first unread records from the partitions' leaders.
 """
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.v1 import cluster_pb2, groups_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
+
+MAX_RESET_NUMBER = 2**63 - 1
 
 
 class AdminGroupOperations:
@@ -86,8 +89,9 @@ class AdminGroupOperations:
         expected_group_epoch: int | None = None,
     ) -> Operation[list[OffsetResult]]:
         """Store offsets of a group without members. Idempotent, so it is repeated after a lost response."""
+        number = 0 if expected_group_epoch is None else secrets.randbelow(MAX_RESET_NUMBER) + 1
         results: list[OffsetResult] = []
-        for request, some in list(groups.commit_requests(group, offsets, expected_group_epoch)):
+        for request, some in list(groups.commit_requests(group, offsets, expected_group_epoch, reset_number=number)):
             response = yield from self._ask("CommitOffsets", group, request, timeout)
             self._saw(response.revision)
             results += groups.commit_results(response, {where: offsets[where] for where in some})

@@ -170,10 +170,12 @@ def commit_requests(
     offsets: Mapping[TopicPartition, int],
     expected_group_epoch: int | None = None,
     topic_ids: Mapping[str, bytes] | None = None,
+    reset_number: int = 0,
 ) -> Iterator[tuple[groups_pb2.CommitOffsetsRequest, list[TopicPartition]]]:
     """Yield requests that store offsets without a member, each with its partitions, in order.
 
-    Topic ids distinguish a topic from an earlier one of the same name.
+    Topic ids distinguish a topic from an earlier one of the same name. With a `reset_number` that no other reset has,
+    the first request of those that expect an epoch begins another one, to which the others and retries belong.
 
     Raises:
         ConfigError: If an offset is below -1.
@@ -184,7 +186,9 @@ def commit_requests(
     ordered = sorted(offsets)
     for first in range(0, len(ordered), MAX_COMMIT_PARTITIONS):
         some = ordered[first : first + MAX_COMMIT_PARTITIONS]
-        request = groups_pb2.CommitOffsetsRequest(group_id=group_id, expected_group_epoch=expected_group_epoch)
+        request = groups_pb2.CommitOffsetsRequest(
+            group_id=group_id, expected_group_epoch=expected_group_epoch, commit_number=reset_number
+        )
         _add_offsets(request.topics, {where: offsets[where] for where in some})
         for topic in request.topics:
             topic.topic_id = (topic_ids or {}).get(topic.name, b"")

@@ -195,7 +195,7 @@ class ProcessClock(_message.Message):
     def __init__(self, wall_ms: _Optional[int] = ..., in_doubt: bool = ..., believed_ms: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group_epoch", "assignment_epoch", "assignor", "members", "topics", "empty_since_ms", "user")
+    __slots__ = ("group_epoch", "assignment_epoch", "assignor", "members", "topics", "empty_since_ms", "user", "reset_number")
     GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ASSIGNOR_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,7 @@ class GroupState(_message.Message):
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     EMPTY_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
+    RESET_NUMBER_FIELD_NUMBER: _ClassVar[int]
     group_epoch: int
     assignment_epoch: int
     assignor: str
@@ -210,7 +211,8 @@ class GroupState(_message.Message):
     topics: _containers.RepeatedCompositeFieldContainer[GroupTopic]
     empty_since_ms: int
     user: str
-    def __init__(self, group_epoch: _Optional[int] = ..., assignment_epoch: _Optional[int] = ..., assignor: _Optional[str] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[GroupTopic, _Mapping]]] = ..., empty_since_ms: _Optional[int] = ..., user: _Optional[str] = ...) -> None: ...
+    reset_number: int
+    def __init__(self, group_epoch: _Optional[int] = ..., assignment_epoch: _Optional[int] = ..., assignor: _Optional[str] = ..., members: _Optional[_Iterable[_Union[GroupMember, _Mapping]]] = ..., topics: _Optional[_Iterable[_Union[GroupTopic, _Mapping]]] = ..., empty_since_ms: _Optional[int] = ..., user: _Optional[str] = ..., reset_number: _Optional[int] = ...) -> None: ...
 
 class GroupMember(_message.Message):
     __slots__ = ("member_id", "instance_id", "client_id", "host", "rack", "topics", "topic_pattern", "member_epoch", "lease_id", "session_timeout_ms", "rebalance_timeout_ms", "joined_ms", "revoking_since_ms", "user")

@@ -24,6 +24,7 @@ def encode_group(group: Group) -> bytes:
         assignor=group.assignor,
         empty_since_ms=group.empty_since_ms,
         user=group.user,
+        reset_number=group.reset_number,
     )
     for member_id in member_ids:
         member = group.members[member_id]
@@ -104,6 +105,7 @@ def decode_group(value: bytes) -> Group:
         owners=owners,
         empty_since_ms=message.empty_since_ms,
         user=message.user,
+        reset_number=message.reset_number,
     )
 
 

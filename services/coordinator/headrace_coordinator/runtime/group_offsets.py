@@ -94,8 +94,16 @@ class _Attempt:
 
     @property
     def begins_epoch(self) -> bool:
-        """Whether it raises the group's epoch, so that one that was computed before is refused."""
-        return not self.member_id and self.expected_group_epoch is None
+        """Whether it raises the group's epoch, so that one that was computed before is refused.
+
+        A reset of several requests raises it once. One without a number, of an older release, does not.
+        """
+        return not self.member_id and (self.expected_group_epoch is None or self.reset_number != 0)
+
+    @property
+    def reset_number(self) -> int:
+        """Number of the reset that expects an epoch, equal for all its requests; `0` if it is none."""
+        return 0 if self.member_id or self.expected_group_epoch is None else self.commit_number
 
     def drop_overtaken(self, entry: GroupEntry) -> None:
         """Drop offsets that are stored already or overtaken by a later commit of the same member."""
@@ -138,7 +146,8 @@ class GroupOffsets:
         """Store offsets; single partitions may be rejected. An empty `member_id` means an administrator.
 
         The commits of a member are its own user's alone. An administrator may pass `expected_group_epoch`, which every
-        change of membership since then has raised, and every commit without a member and without an expected epoch.
+        change of membership since then has raised, and every commit without a member but those with its
+        `commit_number`: the first one of them begins an epoch, and the others belong to it.
 
         Raises:
             UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError: If the commit is rejected.
@@ -208,7 +217,8 @@ class GroupOffsets:
         """Return the compare that fences the transaction, and the rejected partitions."""
         if attempt.member_id:
             return _check_owner(self._view, attempt, entry)
-        return _check_empty(self._view, attempt.group_id, entry, attempt.expected_group_epoch), {}
+        expected = attempt.expected_group_epoch
+        return _check_empty(self._view, attempt.group_id, entry, expected, attempt.reset_number), {}
 
     async def _is_behind(self, attempt: _Attempt) -> bool:
         """Wait for a newer view; return whether the rejection may have been caused by a stale one."""
@@ -245,10 +255,10 @@ class GroupOffsets:
         if not attempt.member_id and (entry.mod_revision or any(commit.offset >= 0 for commit in allowed)):
             user = entry.group.user if entry.mod_revision else attempt.user
             group = entry.group
-            if attempt.begins_epoch and entry.mod_revision:
-                group = with_next_epoch(self._view.with_epochs(entry))
-            elif attempt.begins_epoch:  # The revision of the new key decides the epochs: the offsets follow.
-                compares, operations = [], []
+            if attempt.begins_epoch and not entry.mod_revision:
+                compares, operations = [], []  # The revision of the new key decides the epochs: the offsets follow.
+            elif attempt.begins_epoch and not group.is_reset_by(attempt.reset_number):
+                group = with_next_epoch(self._view.with_epochs(entry), attempt.reset_number)
             group = replace(group, empty_since_ms=now_ms, user=user)
             operations.append(Put(keyspace.group(attempt.group_id), encode_group(group)))
         return compares, operations
@@ -361,9 +371,11 @@ def _check_owner(
     return ModRevisionIs(view.keyspace.group_assignment(attempt.group_id, member_id), stored.mod_revision), refused
 
 
-def _check_empty(view: GroupView, group_id: str, entry: GroupEntry, expected_group_epoch: int | None = None) -> Compare:
-    """Return the compare of an administrator's write: the group has no members, and had none since that epoch."""
-    check_empty(group_id, entry.group, expected_group_epoch)
+def _check_empty(
+    view: GroupView, group_id: str, entry: GroupEntry, expected_group_epoch: int | None = None, reset_number: int = 0
+) -> Compare:
+    """Return the compare of an administrator's write: the group has no members, and is at that epoch."""
+    check_empty(group_id, entry.group, expected_group_epoch, reset_number)
     return ModRevisionIs(view.keyspace.group(group_id), entry.mod_revision)
 
 

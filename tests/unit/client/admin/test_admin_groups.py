@@ -283,6 +283,17 @@ def test_a_reset_sends_the_epoch_at_which_it_saw_the_group(servers):
     assert (dict(first.expected_group_epochs), dict(second.expected_group_epochs)) == ({}, {"h": 3})
 
 
+def test_the_requests_of_a_reset_have_one_number(servers, monkeypatch):
+    """Another one in each call, and none without an expected epoch."""
+    monkeypatch.setattr(admin_groups, "MAX_COMMIT_PARTITIONS", 2)
+    servers.answers["CommitOffsets"] = groups_pb2.CommitOffsetsResponse()
+    offsets = {TopicPartition("t", number): 1 for number in range(4)}
+    for epoch in (None, 0, 0):
+        servers.run(servers.operations.reset_group_offsets("g", offsets, None, epoch))
+    numbers = [call.request.commit_number for call in servers.asked]
+    assert (numbers[:2], len({0, *numbers}), numbers[2::2]) == ([0, 0], 3, numbers[3::2])
+
+
 def test_a_call_without_an_answer_is_retried_but_for_a_deletion(servers):
     """A reset is the same twice; a second deletion would say that there is no such group."""
     lose = {coordinators_for("g", COORDINATORS)[0]}
