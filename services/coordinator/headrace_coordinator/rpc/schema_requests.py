@@ -32,7 +32,7 @@ from headrace_coordinator.runtime.schema_store import MAX_NUMBER, SchemaStore, c
 from headrace_coordinator.runtime.schema_view import LATEST, SchemaView
 
 MAX_LISTED = 1_000
-"""Maximum schemas in one answer of `/schemas`; the next ones have a higher `offset`."""
+"""Maximum schemas in one answer of `/schemas`; the next ones have a higher `offset`, or are `after` a subject."""
 MAX_LISTED_CHARACTERS = 8 << 20
 """Maximum size of their texts: the answer is made in one step of the event loop, and clients have limits, too."""
 _UNSUPPORTED = ("metadata", "ruleSet")
@@ -142,11 +142,12 @@ class SchemaRequests:
     # --- subjects and versions ---
 
     def _list_subjects(self, call: RegistryCall) -> list[str]:
-        prefix, only = call.query.get("subjectPrefix", ""), call.flag("deletedOnly")
+        prefix, after = call.query.get("subjectPrefix", ""), call.query.get("after", "")
+        only = call.flag("deletedOnly")
         return [
             name
             for name in sorted(self._view.subjects)
-            if name.startswith(prefix) and call.access.sees(_KIND, name)
+            if name > after and name.startswith(prefix) and call.access.sees(_KIND, name)
             if any(
                 each.deleted if only else not each.deleted or call.flag("deleted")
                 for each in self._view.subjects[name].versions

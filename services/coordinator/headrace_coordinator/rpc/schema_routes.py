@@ -78,10 +78,13 @@ class RegistryCall:
     def page(self, found: list[Any], maximum: int | None = None) -> list[Any]:
         """Return the part of a list that the query asks for by `offset` and `limit`, of at most `maximum` entries.
 
+        A list that begins `after` a subject has no offset: entries before it may have been added or deleted.
+
         Raises:
             RegistryError: If one of them is no number.
         """
-        start, limit = max(0, self.number("offset", 0)), self.number("limit", -1)
+        start = 0 if self.query.get("after") else max(0, self.number("offset", 0))
+        limit = self.number("limit", -1)
         limits = [each for each in (limit, maximum) if each is not None and each >= 0]
         return found[start : start + min(limits)] if limits else found[start:]
 

@@ -85,6 +85,23 @@ def test_all_subjects_are_listed_whatever_one_answer_may_have(most, pages, monke
             assert [each["subject"] for each in found] == SUBJECTS
 
 
+def test_a_page_begins_after_the_last_subject():
+    """A subject before it that is deleted or registered between two pages shifts none; names are quoted."""
+    subjects = ["a", "b&after=", "c", "d"]
+
+    def answer(path):
+        query = parse_qs(urlsplit(path).query)
+        after = query.get("after", [""])[0]
+        found = [name for name in subjects if name > after][:2]
+        subjects[0] = {"": "0", "b&after=": "b"}.get(after, "0")
+        return 200, {}, json.dumps([{"subject": name} for name in found]).encode()
+
+    with serving(answer) as (url, asked):
+        found = SchemaRegistry(url, bootstrap_servers="localhost:7181").list_latest()
+        assert [each["subject"] for each in found] == ["a", "b&after=", "c", "d"]
+    assert "&offset=2&after=b%26after%3D&" in asked[1][0]
+
+
 def test_an_answer_that_is_too_large_is_said_to_be(monkeypatch):
     """It was cut, and the registry called unreachable."""
     monkeypatch.setattr(registry_module, "MAX_ANSWER_BYTES", 10)

@@ -196,6 +196,19 @@ def test_what_is_no_number_of_a_request(number):
         schema_requests._read_number({"id": number}, "id")
 
 
+async def test_a_page_of_a_list_begins_after_a_subject():
+    """Whatever was deleted before it; an offset, which clients send for other registries, does not count then."""
+    async with registry(versions=0) as found:
+        new = NewSchema("AVRO", '"int"')
+        for subject in ("a", "b", "c", "d"):
+            await found.store.register(subject, new, found.parts.deadline)
+        assert await found.get("/subjects", {"limit": "2"}) == ["a", "b"]
+        await found.store.delete_subject("a", found.parts.deadline, permanent=False)
+        assert await found.get("/subjects", {"limit": "2", "offset": "2", "after": "b"}) == ["c", "d"]
+        listed = await found.get("/schemas", {"latestOnly": "true", "limit": "1", "offset": "2", "after": "b"})
+        assert [each["subject"] for each in listed] == ["c"]
+
+
 async def test_a_list_of_schemas_that_are_large_together_is_refused(monkeypatch):
     """A caller that has no limit must not take a part for the whole, nor stop the coordinator."""
     async with registry(versions=3) as found:
