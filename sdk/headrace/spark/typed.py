@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructField, StructType, TimestampType
 
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.records import DecodedBatch
 from headrace.spark.option_table import BATCH
 from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange
@@ -126,7 +128,7 @@ def read_typed(
             if decoded.start == decoded.end:
                 continue
             batch = typed_batch_of(decoded, columns, arrow_schema_of(columns))
-            waiting.append(_cast(batch, wanted))
+            waiting.append(_cast(batch, wanted, decoded))
             rows += batch.num_rows
             if rows >= LEAST_ROWS:
                 yield from pa.Table.from_batches(waiting, wanted).combine_chunks().to_batches(MOST_ROWS)
@@ -135,18 +137,23 @@ def read_typed(
         yield from pa.Table.from_batches(waiting, wanted).combine_chunks().to_batches(MOST_ROWS)
 
 
-def _cast(batch: Any, wanted: Any) -> Any:
+def _cast(batch: Any, wanted: Any, decoded: DecodedBatch) -> Any:
+    """Return the rows of a decoded batch with the types of the schema; raise as `read_typed`."""
     import pyarrow as pa
 
-    from headrace.wire.typed.arrow_columns import cast_exactly
+    from headrace.wire.typed.arrow_columns import cast_exactly, first_misfit
 
     arrays = []
     for array, field in zip(batch.columns, wanted, strict=True):
         try:
             arrays.append(array if array.type == field.type else cast_exactly(array, field.type))
         except pa.ArrowException as error:
+            row = first_misfit(array, partial(cast_exactly, arrow=field.type))
+            offset = decoded.columns.offset_array(decoded.start, decoded.end)[row]
             raise ConfigError(
-                f"schema: column {field.name} is {array.type}, not {field.type}: {error}",
-                action="Read it as it is and cast it.",
+                f"schema: column {field.name} is {array.type}, not {field.type}: {decoded.source} at offset {offset}: "
+                f"{error}",
+                action="Read it as it is and cast it. A value that no type of Spark has, such as a timestamp beyond "
+                "microseconds in 64 bits, is in Arrow tables of a Reader.",
             ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)

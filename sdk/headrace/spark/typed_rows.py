@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from headrace.client.base.arrow_objects import objects_of
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.base.records import DecodedBatch
 from headrace.client.producer.rows import key_array
@@ -97,6 +98,6 @@ def stored_values(decoded: DecodedBatch) -> list[bytes]:
 
 def _texts(names: Iterable[str], arrays: Iterable[Any]) -> Iterator[bytes]:
     pairs = sorted(zip(names, arrays, strict=True), key=lambda pair: pair[0])
-    lists = [array.to_pylist() for _, array in pairs]
+    lists = [objects_of(array) for _, array in pairs]
     head = repr([name for name, _ in pairs])
     return (f"{head}{row!r}".encode() for row in zip(*lists, strict=True))

@@ -53,6 +53,14 @@ def test_csv_has_the_values_themselves():
     assert shown == "s\n\\x9b2J\né\n"
 
 
+@pytest.mark.parametrize("form", [SqlOutput.JSON, SqlOutput.CSV, SqlOutput.TABLE])
+def test_a_date_that_python_lacks_is_its_number(form):
+    """The other rows are printed, too."""
+    days = pa.array([0, 3_000_000], pa.int32()).view(pa.date32())
+    lines = written(form, days).splitlines()[-2:]
+    assert lines == (['{"s": "1970-01-01"}', '{"s": 3000000}'] if form is SqlOutput.JSON else ["1970-01-01", "3000000"])
+
+
 def test_json_is_printable():
     """Control and bidirectional characters of records are escapes of JSON, as in all other commands."""
     text = written(SqlOutput.JSON, ["\x9b2J\u202e", "é"])

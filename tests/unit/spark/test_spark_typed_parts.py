@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from headrace.client.base.errors import ConfigError, SerializationError
+from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.spark import typed
 from headrace.spark.filters import Pushed
 from headrace.spark.options import write_options
@@ -15,6 +16,8 @@ from headrace.spark.ranges import OffsetRange
 from headrace.spark.row_digests import row_parts
 from headrace.spark.typed_filters import ColumnFilters
 from headrace.spark.typed_rows import converted, row_columns
+from headrace.wire.columns import decode_batch
+from headrace.wire.encoding import encode_batch
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import parse_columns
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNull, LessThan, LessThanOrEqual
@@ -102,6 +105,19 @@ def rows(**columns: Any) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
+def stored(count: int) -> DecodedBatch:
+    """Return records at the offsets from 0 on."""
+    columns = decode_batch(encode_batch([b""] * count, base_timestamp_ms=0), max_payload_bytes=1 << 20)
+    return DecodedBatch(TopicPartition("t", 0), columns, 0, count, Deserializers())
+
+
+def test_rows_with_days_that_python_lacks_can_be_compared() -> None:
+    """After a retry, with those that are stored."""
+    days = pa.array([3_000_000, 0], pa.int32()).view(pa.date32())
+    batch = converted(rows(day=days), "t", parse_columns("1 day date"))
+    assert len({digest for digest, _, _ in row_parts(batch)}) == 2
+
+
 def digests(batch: Any) -> list[bytes]:
     return [digest for digest, _, _ in row_parts(converted(batch, "t", COLUMNS))]
 
@@ -110,10 +126,14 @@ def test_a_column_of_a_schema_with_fewer_digits_is_refused() -> None:
     """With its name; Spark itself would show a rounded number."""
     wanted = pa.schema([pa.field("score", pa.float32())])
     exact = [0.5, None, float("inf")]
-    found = typed._cast(rows(score=pa.array(exact)), wanted)
+    found = typed._cast(rows(score=pa.array(exact)), wanted, stored(4))
     assert (found.schema, found.column("score").to_pylist()) == (wanted, exact)
-    with pytest.raises(ConfigError, match=r"column score is double, not float: 0\.1 would become 0.1000000"):
-        typed._cast(rows(score=pa.array([*exact, 0.1])), wanted)
+    said = r"column score is double, not float: t-0 at offset 3: 0\.1 would become 0.1000000"
+    with pytest.raises(ConfigError, match=said):
+        typed._cast(rows(score=pa.array([*exact, 0.1])), wanted, stored(4))
+    late = rows(at=pa.array([0, 2**62], pa.int64()).view(pa.timestamp("s")))
+    with pytest.raises(ConfigError, match=r"column at is timestamp\[s\], .* t-0 at offset 1: .*in Arrow tables"):
+        typed._cast(late, pa.schema([pa.field("at", pa.timestamp("us"))]), stored(4))
 
 
 def test_rows_have_the_topics_columns() -> None:

@@ -66,8 +66,10 @@ def _each(batches: Any, write: Any) -> int:
 
 
 def _rows(batches: Any) -> Iterator[tuple[Any, ...]]:
+    from headrace.client.base.arrow_objects import objects_of
+
     for batch in batches:
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from zip(*map(objects_of, batch.columns), strict=True)
 
 
 def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput, *, is_terminal: bool) -> Iterator[str]:

@@ -325,11 +325,15 @@ class RecordBatch(Sequence[Record]):
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with the columns of `to_arrow`; deserializers apply to keys and values.
 
+        A column with values that pandas has not, such as dates outside the years 1 to 9999, has objects, as rows have.
+
         Raises:
             ImportError: If pandas or pyarrow is not installed.
             SerializationError: If a deserializer failed.
         """
-        frame = self.to_arrow().to_pandas()
+        from headrace.client.base.arrow_objects import frame_of
+
+        frame = frame_of(self.to_arrow())
         if "value" not in frame or any(decoded.columns.typed is not None for decoded in self.decoded_batches):
             return frame
         for name in ("key", "value"):

@@ -133,7 +133,7 @@ class AsyncReader:
         """Return all remaining records as a `pandas.DataFrame`; see `read`."""
         with self._core.all_or_none():
             found = await self.read(timeout)
-            return self._core.table_of(found).to_pandas() if self._core.is_typed else found.to_pandas()
+            return self._core.frame_of(found)
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         """Return the first offset of each partition."""

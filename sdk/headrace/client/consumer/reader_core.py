@@ -203,6 +203,14 @@ class ReaderCore:
         columns = parse_columns(self.columns).current
         return typed_schema(typed_columns_of(columns, names)).empty_table()
 
+    def frame_of(self, batch: RecordBatch) -> Any:
+        """Return a `pandas.DataFrame` of the records, with the columns that are read."""
+        if not self.is_typed:
+            return batch.to_pandas()
+        from headrace.client.base.arrow_objects import frame_of
+
+        return frame_of(self.table_of(batch))
+
     def _take_decoded_batches(self, completed: CompletedFetch, decoded_batches: list[DecodedBatch]) -> None:
         """Decode more of the open fetch into `decoded_batches`, within `max_poll_bytes`."""
         size = 0

@@ -149,7 +149,8 @@ class Directories:
 
     def _values(self, array: Any) -> tuple[Any, list[str]]:
         encoded = pc.dictionary_encode(array, null_encoding="encode")
-        labels = [self._label(value) for value in encoded.dictionary.to_pylist()]
+        values = _texts_of_dates(encoded.dictionary) if array.type == pa.date32() else encoded.dictionary.to_pylist()
+        labels = [self._label(value) for value in values]
         return _numbers(encoded.indices, np.int32).astype(np.int64), labels
 
 
@@ -157,6 +158,12 @@ def _numbers(array: Any, dtype: Any) -> Any:
     """Return the numbers of an Arrow array. Its own conversions import pandas if installed: a second, and 40 MB."""
     buffer = array.buffers()[1]
     return np.frombuffer(buffer, dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+
+
+def _texts_of_dates(dates: Any) -> list[str | None]:
+    """Return dates in ISO 8601, also those outside the years 1 to 9999, which Python has not."""
+    days = dates.view(pa.int32()).to_pylist()
+    return [None if day is None else str(np.datetime64(day, "D")) for day in days]
 
 
 def _indices(numbers: Any) -> Any:

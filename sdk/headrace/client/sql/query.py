@@ -5,9 +5,9 @@ result = headrace.sql("select page, count(*) from clicks where ts > now() - inte
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.client.base.config import ReaderConfig, build
 from headrace.client.base.errors import ConfigError
@@ -15,6 +15,9 @@ from headrace.client.base.settings_types import ReaderSettings
 from headrace.client.consumer.reader_core import OffsetPoint
 from headrace.client.sql.temporary import QueryDirectory
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError
+
+if TYPE_CHECKING:
+    from headrace.client.sql.topic_source import TopicSource
 
 _NO_TABLE = re.compile(r'Table with name "?(.+?)"? does not exist')
 _INTERRUPTED = "Query interrupted"
@@ -29,6 +32,7 @@ class SqlResult:
     def __init__(self, query: str, start: Any, end: Any, memory_limit: str, settings: Mapping[str, Any]) -> None:
         duckdb = _duckdb()
         self._error: type[Exception] = duckdb.Error
+        self._topics: list[TopicSource] = []
         self._is_read = False
         # Of the result, from the first look at it, and batches of it that were only looked at.
         self._reader: Any = None
@@ -36,7 +40,7 @@ class SqlResult:
         self._directory = QueryDirectory()
         config = {"temp_directory": self._directory.path, **({"memory_limit": memory_limit} if memory_limit else {})}
         try:
-            with _translated(duckdb.Error):
+            with _translated(self._error, self._topics):
                 self._connection = duckdb.connect(config=config)
                 if not memory_limit:
                     _leave_memory(self._connection)
@@ -61,6 +65,7 @@ class SqlResult:
         topics = columns_of_topics(parts.tables, settings)
         for number, (topic, columns) in enumerate(topics.items()):
             source = TopicSource(self._connection, topic, columns, parts, {**settings, **bounds})
+            self._topics.append(source)
             reader, name, quoted = source.reader(), f"headrace_{number}", '"' + topic.replace('"', '""') + '"'
             self._sources.append(reader)
             self._connection.register(name, reader)
@@ -121,14 +126,16 @@ class SqlResult:
     def _next_batch(self) -> Any:
         """Compute the next batch; `None` at the end."""
         try:
-            with _translated(self._error):
+            with _translated(self._error, self._topics):
                 return self._reader.read_next_batch()
         except StopIteration:
             return None
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame`."""
-        return self.to_arrow().to_pandas()
+        from headrace.client.base.arrow_objects import frame_of
+
+        return frame_of(self.to_arrow())
 
     def to_polars(self) -> Any:
         """Return a `polars.DataFrame`."""
@@ -137,7 +144,7 @@ class SqlResult:
         return polars.from_arrow(self.to_arrow())
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows as tuples."""
+        """Yield the rows as tuples; dates and times outside the years 1 to 9999 are whole numbers."""
         for batch in self.arrow_batches():
             yield from _rows_of(batch)
 
@@ -162,7 +169,7 @@ class SqlResult:
     def _look_ahead(self, rows: int) -> list[Any]:
         """Return the first batches, with at least `rows` or all there are; the result keeps them."""
         if self._reader is None:
-            with _translated(self._error):
+            with _translated(self._error, self._topics):
                 self._reader = self._relation.to_arrow_reader()
         while sum(batch.num_rows for batch in self._ahead) < rows:
             batch = self._next_batch()
@@ -191,19 +198,23 @@ class SqlResult:
 
 
 class _translated:
-    """Raises DuckDB's errors as those of headrace; those of reading topics unchanged.
+    """Raises DuckDB's errors as those of headrace; those of reading topics, of which it has a text, unchanged.
 
     During a query Ctrl-C is a RuntimeError of DuckDB, which replaces the KeyboardInterrupt.
     """
 
-    def __init__(self, error: type[Exception]) -> None:
+    def __init__(self, error: type[Exception], topics: Sequence["TopicSource"]) -> None:
         self._error = error
+        self._topics = topics
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, self._error):
+            for topic in self._topics:
+                if topic.failure is not None:
+                    raise topic.failure from None
             raise _error_of(error) from error
         if type(error) is RuntimeError and str(error) == _INTERRUPTED:
             raise KeyboardInterrupt from error
@@ -277,7 +288,9 @@ def _leave_memory(connection: Any) -> None:
 
 
 def _rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    from headrace.client.base.arrow_objects import objects_of
+
+    return zip(*map(objects_of, batch.columns), strict=True)
 
 
 def _duckdb() -> Any:

@@ -104,6 +104,7 @@ def value_of(connection: Any, expression: Any, type_name: str) -> Any:
 
     Raises:
         TypeError: If it is not a text, and the type is: DuckDB compares the two as numbers, times and so on.
+        ValueError: If Python has no such value, as of a time after the year 9999, which DuckDB then gives as a text.
         duckdb.Error: If it cannot be computed or cast.
     """
     tree = json.loads(connection.execute("select json_serialize_sql('select 1')").fetchall()[0][0])
@@ -111,7 +112,10 @@ def value_of(connection: Any, expression: Any, type_name: str) -> Any:
     found = connection.execute("from json_execute_serialized_sql(?)", [json.dumps(tree)]).fetchall()[0][0]
     if type_name == "VARCHAR" and not isinstance(found, str | None):
         raise TypeError(f"{found!r} is not compared as a text")
-    return connection.execute(f"select cast(? as {type_name})", [found]).fetchall()[0][0]
+    value = connection.execute(f"select cast(? as {type_name})", [found]).fetchall()[0][0]
+    if type_name != "VARCHAR" and isinstance(value, str):
+        raise ValueError(f"Python has no {type_name} {value}")
+    return value
 
 
 def _nodes(tree: Any) -> Iterator[Node]:

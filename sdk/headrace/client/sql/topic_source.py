@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from operator import methodcaller
 from typing import Any
 
 import pyarrow as pa
@@ -10,13 +11,14 @@ from headrace.client.admin.admin import Admin
 from headrace.client.base.arrow_tables import SCHEMA, batch_of, typed_batch_of, typed_columns_of, typed_schema
 from headrace.client.base.config import ReaderConfig, build, shared_settings
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
-from headrace.client.base.records import METADATA_COLUMNS
+from headrace.client.base.records import METADATA_COLUMNS, DecodedBatch
 from headrace.client.consumer.reader import Reader
 from headrace.client.net.directory import reading_mode
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
 from headrace.embedded.server import acquire, release
 from headrace.wire.arrow_constants import zeros
-from headrace.wire.errors import InvalidTopicNameError, UnknownTopicError
+from headrace.wire.errors import HeadraceError, InvalidRequestError, InvalidTopicNameError, UnknownTopicError
+from headrace.wire.typed.arrow_columns import first_misfit
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 _OF_VALUES = ", try(decode(value)) as text, try(cast(try(decode(value)) as json)) as json"
@@ -27,6 +29,8 @@ COUNTED_ROWS = 1 << 17
 _UNTYPED = SCHEMA.names
 _WITHOUT_ORDER = {"float", "double"}
 """Types of which SQL compares NaN in another way than Arrow: ranges of theirs are left to DuckDB."""
+_COARSE_UNITS = {"s", "ms"}
+"""Units of times that DuckDB converts to microseconds."""
 _MICROSECOND = timedelta(microseconds=1)
 """What may be missing of a bound of a column in nanoseconds: DuckDB compares, or at least returns, microseconds."""
 Range = tuple[Any, Any]
@@ -44,6 +48,8 @@ class TopicSource:
         self._columns = columns
         self._settings = dict(settings)
         self._names: list[str] | None = None
+        self.failure: HeadraceError | None = None
+        """Error of reading the topic, of which DuckDB keeps only a text."""
         self._offset, self._timestamp = ("_offset", "_timestamp") if columns is not None else ("offset", "timestamp")
         own = _UNTYPED if columns is None else [*(column.name for column in columns.current), *METADATA_COLUMNS]
         mentioned = parts.columns_of(topic)
@@ -114,12 +120,23 @@ class TopicSource:
         """Return a `pyarrow.RecordBatchReader`, which reads the topic while it is read."""
         if self._names == []:
             schema = pa.schema([pa.field("headrace_row", pa.int32())])
-            return pa.RecordBatchReader.from_batches(schema, self._rows(schema))
+            return self._stream(schema, self._rows(schema))
         if self._columns is None:
             schema = _untyped_schema(self._names)
-            return pa.RecordBatchReader.from_batches(schema, self._untyped(schema))
+            return self._stream(schema, self._untyped(schema))
         schema = typed_schema(typed_columns_of(self._columns.current, self._names))
-        return pa.RecordBatchReader.from_batches(schema, self._typed(schema))
+        wanted = pa.schema([field.with_type(_type_of_sql(field.type)) for field in schema])
+        return self._stream(wanted, self._typed(schema, wanted))
+
+    def _stream(self, schema: Any, batches: Iterator[Any]) -> Any:
+        def noting() -> Iterator[Any]:
+            try:
+                yield from batches
+            except HeadraceError as error:
+                self.failure = error
+                raise
+
+        return pa.RecordBatchReader.from_batches(schema, noting())
 
     def _rows(self, schema: Any) -> Iterator[Any]:
         """Yield as many rows as there are records, with a column that no query names."""
@@ -142,13 +159,49 @@ class TopicSource:
                 for decoded in batch.decoded_batches:
                     yield batch_of(decoded).select(schema.names).cast(schema)
 
-    def _typed(self, schema: Any) -> Iterator[Any]:
+    def _typed(self, schema: Any, wanted: Any) -> Iterator[Any]:
         assert self._columns is not None, "the topic is typed"
         columns = typed_columns_of(self._columns.current, self._names)
         with Reader(self._topic, columns=self._names, where=self._where, **self._settings) as reader:
             for batch in reader.batches():
                 for decoded in batch.decoded_batches:
-                    yield typed_batch_of(decoded, columns, schema)
+                    batch = typed_batch_of(decoded, columns, schema)
+                    yield batch if schema == wanted else _cast(batch, wanted, decoded)
+
+
+def _type_of_sql(kind: Any) -> Any:
+    """Return the type of which DuckDB has all values: moments and durations have microseconds in 64 bits there."""
+    if pa.types.is_timestamp(kind) and kind.tz and kind.unit in _COARSE_UNITS:
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_duration(kind) and kind.unit in _COARSE_UNITS:
+        return pa.duration("us")
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_type_of_sql(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_type_of_sql(kind.key_type), kind.item_field.with_type(_type_of_sql(kind.item_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_type_of_sql(field.type)) for field in kind])
+    return kind
+
+
+def _cast(batch: Any, wanted: Any, decoded: DecodedBatch) -> Any:
+    """Return rows with the types that DuckDB has.
+
+    Raises:
+        InvalidRequestError: For a value that it has not; the message has the column and the offset.
+    """
+    arrays = []
+    for array, field in zip(batch.columns, wanted, strict=True):
+        try:
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        except pa.ArrowInvalid as error:
+            row = first_misfit(array, methodcaller("cast", field.type))
+            offset = decoded.columns.offset_array(decoded.start, decoded.end)[row]
+            raise InvalidRequestError(
+                f"column {field.name} of {decoded.source} at offset {offset} has a time that SQL has not: {error}",
+                action=f"Bound {field.name} in WHERE, name other columns, or read it with Reader.to_arrow.",
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def _untyped_schema(names: Sequence[str] | None) -> Any:

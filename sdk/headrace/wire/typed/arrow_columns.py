@@ -4,7 +4,7 @@ Imports pyarrow, so it is imported on first use only.
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from functools import lru_cache
 from operator import index
@@ -220,20 +220,26 @@ def check_required(array: Any, column: TopicColumn) -> None:
 
 def _misfit(array: Any, kind: ColumnType) -> str:
     """Return the first row that cannot be cast, and why; Arrow itself names any such value, and no row."""
-    fits, ends = 0, len(array)  # The rows before `fits` can be cast; those before `ends` cannot.
+    row = first_misfit(array, lambda part: _fitted(part, kind))
+    error = _error_of(lambda part: _fitted(part, kind), array.slice(row, 1))
+    return f": {error}" if isinstance(error, pa.ArrowNotImplementedError) else f" in row {row}: {error}"
+
+
+def first_misfit(array: Any, convert: Callable[[Any], Any]) -> int:
+    """Return the first row of an array of which `convert` raises ArrowException; it does so of the whole array."""
+    fits, ends = 0, len(array)  # The rows before `fits` can be converted; those before `ends` cannot.
     while ends - fits > 1:
         middle = (fits + ends) // 2
-        if _error_of(array.slice(fits, middle - fits), kind) is None:
+        if _error_of(convert, array.slice(fits, middle - fits)) is None:
             fits = middle
         else:
             ends = middle
-    error = _error_of(array.slice(fits, 1), kind)
-    return f": {error}" if isinstance(error, pa.ArrowNotImplementedError) else f" in row {fits}: {error}"
+    return fits
 
 
-def _error_of(array: Any, kind: ColumnType) -> Exception | None:
+def _error_of(convert: Callable[[Any], Any], array: Any) -> Exception | None:
     try:
-        _fitted(array, kind)
+        convert(array)
     except pa.ArrowException as error:
         return error  # type: ignore[no-any-return]
     return None

@@ -70,6 +70,13 @@ def test_rows_are_in_the_directory_of_their_values():
     }
 
 
+def test_days_that_python_lacks_are_directories():
+    """Of one row among others, by which the table would not be loaded any further."""
+    rows = rows_of(day=pa.array([0, 3_000_000, None], pa.int32()).view(pa.date32()))
+    found = [name for name, _ in Directories(["day"], rows.schema).split(rows)]
+    assert found == ["day=1970-01-01", "day=10183-09-21", "day=__HIVE_DEFAULT_PARTITION__"]
+
+
 def test_hours_are_those_of_the_records_in_utc():
     """Also before 1970."""
     times = [
