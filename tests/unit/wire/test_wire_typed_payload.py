@@ -19,7 +19,8 @@ from headrace.wire.crc import crc32c
 from headrace.wire.encoding import RowBlocks, column_parts, join_column
 from headrace.wire.errors import BatchTooLargeError, CorruptBatchError, InvalidRequestError, UnsupportedCodecError
 from headrace.wire.typed.array_blocks import block_of_array
-from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_type, check_row
+from headrace.wire.typed.arrow_columns import array_of_block, arrays_of_rows, arrow_type, check_row
+from headrace.wire.typed.blocks import read_block, values_of
 from headrace.wire.typed.json_values import json_row, row_of_json
 from headrace.wire.typed.payload import DOUBLE, ENTRY, HEAD, INT64, TEXT, read_directory, seal
 from headrace.wire.typed.selection import ColumnRange, ColumnSelection, select
@@ -257,6 +258,52 @@ def test_stored_times_that_are_not_within_a_day_stop_no_reader(
     assert [found.array(column).is_null().to_pylist() for column in columns.current[:1]] == [[True, True, False, False]]
     assert found.array(columns.current[1]).flatten().is_null().to_pylist() == [True, True, False, False]
     assert found.array(columns.current[0]).slice(2).equals(numbers.slice(2))
+
+
+@pytest.mark.parametrize("has_arrow", [True, False])
+def test_stored_keys_that_are_no_times_of_day_stop_no_reader(has_arrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects have the number; in arrays, whose keys are never null, the entry is missing and the others are there."""
+    monkeypatch.setattr("headrace.wire.typed.typed_columns._has_arrow", lambda: has_arrow)
+    columns = parse_columns("1 a map<time[s], string>, 2 b list<map<time[s], list<int8>>>")
+    maps = arrow_type(columns.current[0].type)
+    keys = pa.array([60, 86_400, -1, 120], pa.int32()).view(pa.time32("s"))
+    offsets = pa.array([0, 2, None, 3, 3, 4], pa.int32())
+    flat = pa.MapArray.from_arrays(offsets, keys, pa.array(["x", "y", None, "z"]), type=maps)
+    inner = pa.MapArray.from_arrays(
+        pa.array([0, 3, 4], pa.int32()), keys, pa.array([[1], [2], None, []], pa.list_(pa.int8()))
+    )
+    nested = pa.ListArray.from_arrays(pa.array([0, 0, 1, 1, 1, 2], pa.int32()), inner)
+    blocks = [block_of_array(array, column.type) for array, column in zip((flat, nested), columns.current, strict=True)]
+    batch = b"".join(column_parts(RowBlocks(columns.batch_text, blocks, 5), base_timestamp_ms=0))
+    rows = read(batch)
+    assert [row["a"] for row in rows] == [{time(0, 1): "x", 86_400: "y"}, {-1: None}, None, {}, {time(0, 2): "z"}]
+    assert rows[1]["b"] == [{time(0, 1): [1], 86_400: [2], -1: None}]
+    assert json.loads(json_row(rows[0]))["a"] == {"00:01:00": "x", "86400": "y"}
+    found = decode_batch(batch, max_payload_bytes=BIG).typed
+    assert found is not None
+    flat, nested = (found.array(column) for column in columns.current)
+    assert flat.to_pylist() == [[(time(0, 1), "x")], [], None, [], [(time(0, 2), "z")]]
+    assert nested.to_pylist() == [[], [[(time(0, 1), [1])]], [], [], [[(time(0, 2), [])]]]
+
+
+@pytest.mark.parametrize("text", ["1 a map<int32, int8>", "1 a map<time[s], int8>"])
+def test_stored_keys_that_are_null_end_no_process(text: str) -> None:
+    """No producer of this library sends one; Arrow ends the process that makes an array of it."""
+    kind = parse_columns(text).current[0].type
+    buffers = [b"", struct.pack("<2i", 0, 2), b"", b"\x01", struct.pack("<2i", 5, 6), b"", b"\x07\x08"]
+    stored = struct.pack("<7I", *map(len, buffers)) + bytes(4)
+    stored += b"".join(buffer + bytes(-len(buffer) % 8) for buffer in buffers)
+    [entries] = array_of_block(stored, kind, 1).to_pylist()
+    assert [item for _, item in entries] == [7]
+    assert list(values_of(read_block(stored, kind, 1))[0].values()) == [7, 8]
+
+
+def test_a_key_outside_the_years_of_python_is_read_from_json() -> None:
+    """As it is written: a legal date that an object of Python cannot be."""
+    columns = parse_columns("1 a map<date, int8>, 2 b map<timestamp[ms, UTC], int8>")
+    row = {"a": [(3_000_000, 1), (date(2026, 1, 2), 2)], "b": [(-(2**60), 3)]}
+    document = json.loads(json_row({name: dict(pairs) for name, pairs in row.items()}))
+    assert row_of_json(document, columns) == row
 
 
 def test_a_bomb_is_refused() -> None:

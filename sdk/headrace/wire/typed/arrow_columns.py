@@ -120,7 +120,8 @@ def arrow_schema(columns: Iterable[TopicColumn]) -> Any:
 def array_of_block(block: bytes | memoryview, kind: ColumnType, count: int) -> Any:
     """Return the array of a block: a view of the same memory, with every offset and all text checked.
 
-    A time that is not within a day is null: an Arrow array has none, and programs that compute with one fail.
+    A time that is not within a day is null: an Arrow array has none, and programs that compute with one fail. Keys of
+    maps are never null in Arrow: the entries of such keys are left out.
 
     Raises:
         CorruptBatchError: If the buffers are not those of the type, or lie about their lengths.
@@ -139,9 +140,24 @@ def _arrow_array(array: BlockArray) -> Any:
     validity = None if known is None else pa.py_buffer(known)
     children = [_arrow_array(child) for child in array.children]
     if array.kind.name == "map":
+        if children[0].null_count:  # With which Arrow ends the process.
+            return _map_without_null_keys(array, children)
         entries = pa.struct([kind.key_field, kind.item_field])
         children = [pa.StructArray.from_buffers(entries, len(children[0]), [None], children=children)]
     return pa.Array.from_buffers(kind, array.count, [validity, *map(pa.py_buffer, array.buffers)], children=children)
+
+
+def _map_without_null_keys(array: BlockArray, children: Sequence[Any]) -> Any:
+    """Return a map of keys and items without the entries whose key is null."""
+    known = children[0].is_valid()
+    places = np.zeros(len(known) + 1, np.int32)
+    np.cumsum(known.to_numpy(zero_copy_only=False), out=places[1:])
+    offsets = places[np.frombuffer(array.buffers[0], "<i4")]
+    keys, items = (child.filter(known) for child in children)
+    validity = None if array.validity is None else pa.py_buffer(array.validity)
+    kind = arrow_type(array.kind)
+    entries = pa.StructArray.from_arrays([keys, items], fields=[kind.key_field, kind.item_field])
+    return pa.Array.from_buffers(kind, array.count, [validity, pa.py_buffer(offsets)], children=[entries])
 
 
 def _within_day(array: BlockArray) -> ReadableBuffer | None:

@@ -29,6 +29,7 @@ _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Numbers that JSON lacks."""
 _FINER = re.compile(r"[.,]\d{6}0*[1-9]")
 """Digits after the microseconds, which Python leaves out."""
+_WHOLE = re.compile(r"-?\d{1,20}", re.ASCII)
 
 
 def json_row(row: Mapping[str, Any]) -> bytes:
@@ -150,7 +151,12 @@ def _key(kind: ColumnType, text: str, cuts_times: bool) -> Any:
         return int(text)
     if kind.name in {"float", "double"}:
         return float(text)
-    return _value(kind, float(text) if kind.name == "duration" else text, cuts_times)
+    try:
+        return _value(kind, float(text) if kind.name == "duration" else text, cuts_times)
+    except ValueError:
+        if kind.name in {"date", "timestamp"} and _WHOLE.fullmatch(text):
+            return int(text)  # Outside the years that Python has.
+        raise
 
 
 def _moment(text: str, kind: ColumnType) -> datetime:
