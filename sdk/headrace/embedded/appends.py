@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from headrace.embedded.open_partition import DirectoryPartition
@@ -66,9 +66,9 @@ class AppendQueue:
             done(None, ShuttingDownError("the directory is closed", outcome=Outcome.NOT_APPLIED, retriable=False))
 
     @property
-    def runs_this_thread(self) -> bool:
-        """Whether the thread that asks is one of the queue's."""
-        return threading.current_thread() in self._threads
+    def threads(self) -> Sequence[threading.Thread]:
+        """Threads on which callbacks run; none before the first request."""
+        return self._threads
 
     def close(self) -> None:
         """Complete the requests in the queue and end the threads."""

@@ -44,6 +44,11 @@ class Polls:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
+    @property
+    def thread(self) -> threading.Thread | None:
+        """Thread on which calls end; `None` before the first one."""
+        return self._thread
+
     def notify(self) -> None:
         """Let the waiting calls try again. Cheap if there are none."""
         if self._waiting or self._polls:

@@ -7,10 +7,11 @@ A directory is open at most once for writing in a process, and once only for rea
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -31,6 +32,8 @@ from headrace.log.errors import DirectoryInUseError
 from headrace.v1 import topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, Outcome, ShuttingDownError
 from headrace.wire.zero_copy import SplicedMessage
+
+_log = logging.getLogger("headrace.embedded")
 
 FOLLOW_SECONDS = 0.01
 """Interval in which a waiting call looks for what another process has written."""
@@ -249,9 +252,9 @@ class DirectoryServer:
     # --- the end ---
 
     @property
-    def awaits_this_thread(self) -> bool:
-        """Whether `close` has begun and waits for the thread that asks."""
-        return self._closing.is_set() and self._appends is not None and self._appends.runs_this_thread
+    def threads(self) -> set[threading.Thread | None]:
+        """Threads that run callbacks, for which `close` waits."""
+        return {self._polls.thread, *(() if self._appends is None else self._appends.threads)}
 
     def close(self) -> None:
         """Complete what was begun and close the files. Raises as `OpenDirectory.close`."""
@@ -287,6 +290,8 @@ class _Registry:
         self.lock = threading.Lock()
         """Guards entries and their users; nothing is opened or closed meanwhile, of this directory or another one."""
         self.entries: dict[tuple[str, bool], _Entry] = {}
+        self._waiting: dict[threading.Thread | None, _Entry] = {}
+        """Threads that wait for what holds the lock of an entry, to have it."""
 
     def join(self, key: tuple[str, bool]) -> _Entry:
         """Add a user to an entry, which is made if there is none."""
@@ -317,6 +322,44 @@ class _Registry:
         if not entry.users and entry.server is None and self.entries.get(key) is entry:
             del self.entries[key]
 
+    @contextlib.contextmanager
+    def locked(self, key: tuple[str, bool], entry: _Entry) -> Iterator[None]:
+        """Hold the lock of an entry, of which this thread is a user.
+
+        Raises:
+            ShuttingDownError: If it is being closed, and this waits for a callback that this thread runs, or for one
+                that waits for this thread.
+        """
+        thread = threading.current_thread()
+        with self.lock:
+            if self._is_awaited(thread, entry):
+                raise ShuttingDownError(f"{key[0]} is being closed", outcome=Outcome.NOT_APPLIED, retriable=False)
+            self._waiting[thread] = entry
+        try:
+            entry.lock.acquire()
+        finally:
+            with self.lock:
+                self._waiting.pop(thread, None)
+        try:
+            yield
+        finally:
+            entry.lock.release()
+
+    def _is_awaited(self, thread: threading.Thread, entry: _Entry) -> bool:
+        """Return whether the close of an entry waits for a thread. No close waits for itself yet."""
+        if not entry.is_closing or entry.server is None:
+            return False
+        threads = entry.server.threads
+        return thread in threads or any(
+            self._is_awaited(thread, self._waiting[each]) for each in threads if each in self._waiting
+        )
+
+    def runs_callback(self) -> bool:
+        """Return whether this thread runs a callback of an open directory."""
+        with self.lock:
+            servers = [entry.server for entry in self.entries.values() if entry.server is not None]
+        return any(threading.current_thread() in server.threads for server in servers)
+
     def shared_writer(self, path: str) -> DirectoryServer | None:
         """Return the writer of a directory, with another user, if this process has one."""
         with self.lock:
@@ -341,7 +384,8 @@ def acquire(path: str | os.PathLike[str], mode: OpenMode = OpenMode.ANY, *, crea
 
     Raises:
         DirectoryInUseError: If another process writes to it, and `mode` is WRITE.
-        ShuttingDownError: If a callback of a directory that is being closed opens the same directory.
+        ShuttingDownError: If a callback of a directory that is being closed opens the same directory, or one whose
+            close waits for that callback.
         HeadraceError: As `OpenDirectory` and `FollowedDirectory`.
     """
     real = os.path.realpath(path)
@@ -352,9 +396,7 @@ def _acquire(real: str, mode: OpenMode, *, creates: bool = False) -> DirectorySe
     key = real, mode is OpenMode.WRITE
     entry = _registry.join(key)
     try:
-        if entry.server is not None and entry.server.awaits_this_thread:
-            raise ShuttingDownError(f"{real} is being closed", outcome=Outcome.NOT_APPLIED, retriable=False)
-        with entry.lock:
+        with _registry.locked(key, entry):
             if entry.server is None:
                 entry.server = DirectoryServer(real, mode, creates=creates)
             return entry.server
@@ -375,7 +417,10 @@ def _share(real: str, *, creates: bool) -> DirectoryServer:
 
 
 def release(server: DirectoryServer) -> None:
-    """Close a directory that no client of this process uses any more. Raises as `DirectoryServer.close`."""
+    """Close a directory that no client of this process uses any more. Raises as `DirectoryServer.close`.
+
+    A callback of a directory does not wait for the close, which may wait for the callback: another thread closes.
+    """
     key = server.path, server.is_writer
     entry = _registry.entries.get(key)
     if entry is None or entry.server is not server:
@@ -383,6 +428,20 @@ def release(server: DirectoryServer) -> None:
     _registry.leave(key, entry)
     if entry.users:
         return
+    if _registry.runs_callback():
+        threading.Thread(target=_close_later, args=(key, entry, server), name="headrace-close").start()
+    else:
+        _close_unused(key, entry, server)
+
+
+def _close_later(key: tuple[str, bool], entry: _Entry, server: DirectoryServer) -> None:
+    try:
+        _close_unused(key, entry, server)
+    except HeadraceError as error:
+        _log.error("%s: %s", server.path, error)
+
+
+def _close_unused(key: tuple[str, bool], entry: _Entry, server: DirectoryServer) -> None:
     with entry.lock:
         if _registry.begin_close(entry, server):
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import headrace
@@ -13,7 +14,7 @@ from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.opened import OpenDirectory
 from headrace.embedded.server import CHANGING_CALLS, DirectoryServer, OpenMode, acquire, release
 from headrace.log.errors import DirectoryInUseError
-from headrace.wire.errors import ShuttingDownError
+from headrace.wire.errors import Outcome, ShuttingDownError
 
 WAIT = 30
 
@@ -163,6 +164,56 @@ def test_a_callback_opens_another_directory_while_its_own_is_closed(events, tmp_
     closer.join(WAIT)
     assert not closer.is_alive()
     assert told == [True, "is being closed"]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_directories_that_close_at_once_do_not_wait_for_each_other(tmp_path, closes):
+    """A callback of each opens, or closes, the other one: of two that open, one is refused."""
+    paths = [str(tmp_path / name) for name in "ab"]
+    servers = [acquire(path, OpenMode.WRITE, creates=True) for path in paths]
+    entries = [server_module._registry.entries[path, True] for path in paths]
+    others = [acquire(path, OpenMode.WRITE) for path in paths] if closes else []
+    begun, ended, told = threading.Barrier(3), [threading.Event() for _ in paths], []
+
+    def act(number):
+        begun.wait(WAIT)
+        if closes:
+            release(others[1 - number])
+        else:
+            until(lambda: all(entry.is_closing for entry in entries))
+            try:
+                release(acquire(paths[1 - number], OpenMode.WRITE))
+            except ShuttingDownError:
+                told.append(number)
+        ended[number].set()
+
+    for number, server in enumerate(servers):
+        server._appends._write = refuse
+        server.produce(None, lambda _, error, number=number: act(number))
+    closers = [threading.Thread(target=release, args=(server,), daemon=True) for server in servers]
+    for closer in closers:
+        closer.start()
+        if closes:  # The callbacks have the last users.
+            closer.join(WAIT)
+    begun.wait(WAIT)
+    for closer, event in zip(closers, ended, strict=True):
+        assert event.wait(WAIT)
+        closer.join(WAIT)
+        assert not closer.is_alive()
+    assert len(told) == (0 if closes else 1)
+    until(lambda: not any((path, True) in server_module._registry.entries for path in paths))
+
+
+def refuse(request):
+    raise ShuttingDownError("refused", outcome=Outcome.NOT_APPLIED)
+
+
+def until(holds):
+    """Wait until something holds, which no event tells."""
+    deadline = time.monotonic() + WAIT
+    while not holds():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.001)
 
 
 def test_a_directory_is_shared_while_another_one_is_opened(events, tmp_path, monkeypatch):
