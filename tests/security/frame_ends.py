@@ -111,7 +111,7 @@ class Service:
         response.topics.add(name=request.client_id)
         return response
 
-    async def get_rows(self, request: Any) -> Any:
+    async def get_rows(self, request: Any, _when_done: Any) -> Any:
         """One row of the table's name."""
         await self._behave(request.SerializeToString())
         response = tables_pb2.GetRowsResponse()

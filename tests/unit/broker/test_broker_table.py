@@ -33,6 +33,7 @@ from headrace.wire.errors import (
     OutOfOrderSequenceError,
     ShuttingDownError,
     StorageOfflineError,
+    ThrottledError,
     TimedOutError,
 )
 from headrace.wire.ids import Offset
@@ -40,6 +41,7 @@ from headrace.wire.table_keys import ABSENT, expiry_headers, table_key
 from headrace_broker.core.roles import Role
 from headrace_broker.rpc.tables import TableService, _Reading
 from headrace_broker.runtime import table as table_module
+from headrace_broker.runtime.budget import GrowingReservation, MemoryBudget
 from headrace_broker.runtime.maintenance import compact_partition
 from headrace_broker.runtime.partition import Partition
 from headrace_broker.runtime.partition_context import TABLE_BUILDS
@@ -258,7 +260,8 @@ async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -
         await writes.write(write(b"r", {b"a": b"1"}), 5.0)
         assert partition.table is not None
         state, end_offset = await partition.table.read_state(5.0)
-        reading = _Reading(partition, partition.table, 0.0, 5.0, state, end_offset, is_from_leader=True)
+        memory = GrowingReservation(MemoryBudget(32 << 20, partition.context.metrics))
+        reading = _Reading(partition, partition.table, 0.0, 5.0, state, end_offset, memory, is_from_leader=True)
         await writes.write(write(b"r", {b"a": b"2"}), 5.0)
         await partition.table.keep_up(5.0)
         response = tables_pb2.GetRowsResponse()
@@ -270,7 +273,10 @@ async def test_a_read_may_see_what_is_committed_after_it_began(tmp_path: Path) -
 async def test_a_read_ends_when_the_answer_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wide: bool
 ) -> None:
-    """Of 100 large values it reads some more than fit; the client asks for the others."""
+    """Of 100 large values it reads some more than fit; the client asks for the others.
+
+    What it has read takes the broker's memory until the answer has left: another read of as much is refused.
+    """
     sizes: list[int] = []
     async with leading_partition(tmp_path) as partition:
         open_table(partition)
@@ -289,14 +295,25 @@ async def test_a_read_ends_when_the_answer_is_full(
 
         monkeypatch.setattr(table, "read_values", count)
         state, end_offset = await table.read_state(5.0)
-        reading = _Reading(partition, table, 0.0, 5.0, state, end_offset, is_from_leader=True)
+        budget = MemoryBudget(6 << 20, partition.context.metrics)
+        memory = GrowingReservation(budget)
+        reading = _Reading(partition, table, 0.0, 5.0, state, end_offset, memory, is_from_leader=True)
         response = tables_pb2.GetRowsResponse()
         rows = [b"r"] if is_wide else [b"r%02d" % n for n in range(100)]
         await reading.add_rows(rows, wanted_columns(tables_pb2.ColumnSlice()), response.rows)
-    found = [column for row in response.rows for column in row.columns]
+        found = [column for row in response.rows for column in row.columns]
+        assert sum(len(column.value) for column in found) <= budget.used_bytes <= MAX_ANSWER_BYTES + 600_000
+        assert sum(sizes) < 3 * MAX_ANSWER_BYTES
+        other = GrowingReservation(budget)
+        late = _Reading(partition, table, 0.0, 5.0, state, end_offset, other, is_from_leader=True)
+        with pytest.raises(ThrottledError, match="of 6291456 bytes of requests and answers"):
+            await late.add_rows(rows, wanted_columns(tables_pb2.ColumnSlice()), tables_pb2.GetRowsResponse().rows)
+        other.give_back()
+        memory.give_back()
+        memory.give_back()
+        assert budget.used_bytes == 0
     assert [column.value[:-500_000] for column in found] == keys[:6]
     assert response.rows[0].HasField("next_column") == is_wide
-    assert sum(sizes) < 3 * MAX_ANSWER_BYTES
     assert max(sizes) < MAX_ANSWER_BYTES + 600_000
 
 

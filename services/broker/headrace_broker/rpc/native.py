@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from headrace.v1 import broker_pb2, tables_pb2
@@ -33,7 +34,13 @@ def native_methods(service: BrokerService, tables: TableService) -> dict[int, Na
         return OutgoingMessage((await service.list_offsets(request)).SerializeToString())
 
     async def get_rows(request: tables_pb2.GetRowsRequest, _call: NativeCall) -> OutgoingMessage:
-        return OutgoingMessage((await tables.get_rows(request)).SerializeToString())
+        ends = ExitStack()
+        try:
+            response = await tables.get_rows(request, ends.callback)
+            return OutgoingMessage(response.SerializeToString(), close=ends.close)
+        except BaseException:
+            ends.close()
+            raise
 
     async def write_row(request: tables_pb2.WriteRowRequest, _call: NativeCall) -> OutgoingMessage:
         return OutgoingMessage((await tables.write_row(request)).SerializeToString())

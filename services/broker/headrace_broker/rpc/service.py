@@ -76,9 +76,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._stopping = False
         self.waiters = FetchWaiters(settings.max_waiting_fetches, partition_context.metrics)
         """Calls that wait for commits."""
-        budget = MemoryBudget(settings.max_inflight_bytes, partition_context.metrics)
-        self._produce = ProduceHandler(replica_manager, budget, partition_context, tasks)
-        self._fetch = FetchHandler(replica_manager, budget, self.waiters, partition_context)
+        self.budget = MemoryBudget(settings.max_inflight_bytes, partition_context.metrics)
+        """Memory of requests and responses."""
+        self._produce = ProduceHandler(replica_manager, self.budget, partition_context, tasks)
+        self._fetch = FetchHandler(replica_manager, self.budget, self.waiters, partition_context)
 
     def begin_serving(self) -> None:
         """Accept calls after the logs are recovered."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.partition.batch_cache import RecordValue
 from headrace.partition.purged_rows import purged_rows
 from headrace.partition.row_writes import RowWrite, read_row_write
 from headrace.partition.table_rows import (
     COLUMNS_AT_ONCE,
+    MAX_ANSWER_BYTES,
     MAX_KEYS,
     PAGE_ROWS,
     FittingValues,
@@ -39,6 +40,7 @@ from headrace_broker.core.roles import Role
 from headrace_broker.rpc.checks import seconds_of
 from headrace_broker.rpc.service import BrokerService
 from headrace_broker.rpc.topics import find_topic
+from headrace_broker.runtime.budget import GrowingReservation
 from headrace_broker.runtime.partition import Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.table import PartitionTable
@@ -47,6 +49,8 @@ from headrace_broker.runtime.table_writes import TableWrites
 from headrace_broker.table_metrics import TableCall
 
 ResponseT = TypeVar("ResponseT")
+WhenDone: TypeAlias = Callable[[Callable[[], None]], object]
+"""Registers a callback for when the response was sent."""
 
 SERVICE_NAME = "headrace.v1.TableService"
 
@@ -72,14 +76,14 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     @unary
     async def GetRows(self, request: tables_pb2.GetRowsRequest, context: Any) -> tables_pb2.GetRowsResponse:
         """See the proto."""
-        return await self.get_rows(request)
+        return await self.get_rows(request, _at_the_end_of(context))
 
-    async def get_rows(self, request: tables_pb2.GetRowsRequest) -> tables_pb2.GetRowsResponse:
-        """Return the response to a GetRows, after the checks."""
+    async def get_rows(self, request: tables_pb2.GetRowsRequest, when_done: WhenDone) -> tables_pb2.GetRowsResponse:
+        """Return the response to a GetRows, after the checks; `when_done` registers a callback for when it was sent."""
         if not 0 < len(request.keys) <= MAX_KEYS:
             raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
         keys, wanted = [check_row(key) for key in request.keys], wanted_columns(request.columns)
-        read = await self._begin(request.read)
+        read = await self._begin(request.read, when_done)
         response = tables_pb2.GetRowsResponse(as_of_offset=read.as_of_offset)
         await read.add_rows(keys, wanted, response.rows)
         self._metrics.hits.inc(read.answer.hits)
@@ -93,7 +97,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         if not 0 < limit <= PAGE_ROWS:
             raise InvalidRequestError(f"a limit of {limit} rows is not 1 to {PAGE_ROWS}")
         wanted = wanted_columns(request.columns)
-        read = await self._begin(request.read)
+        read = await self._begin(request.read, _at_the_end_of(context))
         response = tables_pb2.ScanRowsResponse(as_of_offset=read.as_of_offset)
         end = request.end if request.HasField("end") else None
         rows = read.state.rows_from(request.start, end, request.prefix)
@@ -107,7 +111,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
     @unary
     async def CountRows(self, request: tables_pb2.CountRowsRequest, context: Any) -> tables_pb2.CountRowsResponse:
         """See the proto."""
-        read = await self._begin(request.read)
+        read = await self._begin(request.read, _at_the_end_of(context))
         state = read.state
         response = tables_pb2.CountRowsResponse(
             rows=state.rows,
@@ -175,7 +179,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             response.removed_records, response.read_bytes = report.removed_records, report.size_bytes
         return response
 
-    async def _begin(self, asked: tables_pb2.TableRead) -> _Reading:
+    async def _begin(self, asked: tables_pb2.TableRead, when_done: WhenDone) -> _Reading:
         self._broker.check_serving()
         await self._broker.hold_fetch()
         partition, table = self._find(asked.table, asked.partition, Operation.READ)
@@ -194,7 +198,9 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         except HeadraceError as error:
             raise self._replica_manager.with_leader_address(error) from None
         is_from_leader = asked.consistency != tables_pb2.CONSISTENCY_REPLICA
-        return _Reading(partition, table, started, seconds, state, as_of_offset, is_from_leader, arrival)
+        memory = GrowingReservation(self._broker.budget)
+        when_done(memory.give_back)
+        return _Reading(partition, table, started, seconds, state, as_of_offset, memory, is_from_leader, arrival)
 
     def _check_in_sync(self, partition: Partition) -> None:
         """Check that the replica here is in sync, as its key and the last answer of its leader say.
@@ -275,6 +281,10 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         return partition, partition.table
 
 
+def _at_the_end_of(context: Any) -> WhenDone:
+    return lambda callback: context.add_done_callback(lambda _: callback())
+
+
 def _arrival_at(table: PartitionTable) -> Arrival | None:
     """Return the arrival of a request that begins now; `None` without a trace."""
     return None if table.trace is None else table.trace.arrive()
@@ -308,6 +318,7 @@ class _Reading:
         seconds: float,
         state: RowOffsets,
         as_of_offset: int,
+        memory: GrowingReservation,
         is_from_leader: bool,
         arrival: Arrival | None = None,
     ) -> None:
@@ -317,6 +328,7 @@ class _Reading:
         self.started = started
         self.arrival = arrival
         self._seconds = seconds
+        self._memory = memory
         self.state = state
         self.as_of_offset = as_of_offset
         self.answer = RowsAnswer()
@@ -346,6 +358,7 @@ class _Reading:
         else:
             raise OffsetNotAvailableError("the rows were changed again and again while they were read")
         self.answer.add(found, values, rows)
+        self._memory.grow_to(self.answer.size_bytes)
 
     async def _read_values(self, found: Sequence[FoundRow]) -> dict[int, RecordValue] | None:
         """Return the values of rows until the answer is full; `None` if one is not in the log any more."""
@@ -354,6 +367,7 @@ class _Reading:
         while offsets:
             if not fitting.note(await self.table.read_values(offsets, fitting.room_bytes)):
                 return None
+            self._memory.grow_to(MAX_ANSWER_BYTES - fitting.room_bytes)
             offsets = fitting.next_offsets()
             if offsets:
                 await next_turn()

@@ -37,3 +37,22 @@ class MemoryBudget:
         """Release a reservation of `take`."""
         self.used_bytes -= size_bytes
         assert self.used_bytes >= 0
+
+
+class GrowingReservation:
+    """Bytes of one response whose size is known only once it is made."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._size_bytes = 0
+
+    def grow_to(self, size_bytes: int) -> None:
+        """Reserve `size_bytes` in all; fewer than before change nothing. Raises as `MemoryBudget.take`."""
+        if size_bytes > self._size_bytes:
+            self._budget.take(size_bytes - self._size_bytes)
+            self._size_bytes = size_bytes
+
+    def give_back(self) -> None:
+        """Release everything. Idempotent."""
+        self._budget.give_back(self._size_bytes)
+        self._size_bytes = 0
