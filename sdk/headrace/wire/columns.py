@@ -26,7 +26,8 @@ record_offsets ascend strictly, and end before the batch's end_offset; without t
 base_offset + i. Other offsets start at 0 and ascend. Validity is present if and only if its flag is set; bits past n
 are zero; bytes of a null entry have no meaning. The smallest and the greatest of timestamps_ms are the header's
 base_timestamp_ms and max_timestamp_ms, both within the years 1 to 9999. A record has at most 1,000 headers, a batch
-1,000,000. A compressed payload decompresses to at most 1,000 times its stored bytes.
+1,000,000. A compressed payload decompresses to at most 1,000 times its stored bytes. The window of a zstd frame is
+at most 8 MiB, or the payload's size rounded up to a power of two if that is more.
 
 Producers encode. A leader checks the columns of a batch before it appends it (`check_columns`). Readers decode, and
 repeat the checks. `encode_batch` is in `headrace.wire.encoding`, the result of `decode_batch` in

@@ -28,10 +28,14 @@ MAX_RATIO = 1_000
 """Maximum compression ratio that a leader accepts; producers store a payload with a higher one uncompressed."""
 _BOUNDED_WINDOW_LOG = 11
 """A block of zstd has at least 4 bytes, and at most a window before compression: 2 KiB are a ratio of 512."""
+_WINDOW_BYTES = 2 << 20
+"""Window of zstd's default level: repetitions at a greater distance are not found."""
 _PIECE_BYTES = 4 << 20
 _GZIP_WBITS = 31
 _MIN_WINDOW_BYTES = 8 << 20
-"""RFC 8878 requires every Zstandard decoder to support windows of 8 MiB."""
+"""RFC 8878 requires every Zstandard decoder to support windows of 8 MiB. One of the payload's size costs no more than
+the payload; a frame with a greater window is refused.
+"""
 
 
 def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
@@ -64,10 +68,14 @@ def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
 def compress_within_ratio(codec: Codec, data: bytes) -> bytes:
     """Compress `data` as one frame to more than a `MAX_RATIO`th, if need be less than the codec can; deterministic.
 
+    With zstd, repetitions are found at any distance, as a producer with another level or window may have found them:
+    what is left of its batch by compaction must not become many times as large.
+
     Raises:
         UnsupportedCodecError: As `compress`.
     """
-    packed = compress(codec, data)
+    is_wide = codec is Codec.ZSTD and len(data) > _WINDOW_BYTES
+    packed = _zstd_over_distances(data) if is_wide else compress(codec, data)
     if len(data) <= MAX_RATIO * len(packed):
         return packed
     if codec is Codec.ZSTD:
@@ -78,6 +86,16 @@ def compress_within_ratio(codec: Codec, data: bytes) -> bytes:
     # LZ4 is always within 255. With the fixed codes, 258 bytes, the longest match, are 13 bits: a ratio of 159.
     deflater = zlib.compressobj(wbits=_GZIP_WBITS, strategy=zlib.Z_FIXED)
     return deflater.compress(data) + deflater.flush()
+
+
+def _zstd_over_distances(data: bytes) -> bytes:
+    """Compress by zstd with a window of the whole data, which a reader that has room for them has, too."""
+    zstd: Any = _zstandard()
+    parameters = zstd.ZstdCompressionParameters.from_level(
+        3, source_size=len(data), window_log=(len(data) - 1).bit_length(), enable_ldm=True
+    )
+    frame: bytes = zstd.ZstdCompressor(compression_params=parameters).compress(data)
+    return frame
 
 
 def decompress(codec: int, data: bytes | memoryview, payload_bytes: int, limit: int) -> bytes | memoryview:

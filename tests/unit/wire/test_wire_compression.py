@@ -1,5 +1,6 @@
 """Inflating is bounded, and anything but one whole frame of the stated size is refused."""
 
+import random
 import sys
 
 import pytest
@@ -44,6 +45,15 @@ def test_ratio_that_a_leader_accepts(codec: Codec) -> None:
     assert 100 < len(zeros) / len(frame) < MAX_RATIO
     assert decompress(codec, memoryview(frame), len(zeros), 4 << 20) == zeros
     assert compress_within_ratio(codec, DATA) == compress(codec, DATA)
+
+
+def test_a_payload_that_repeats_at_a_distance_stays_compressed() -> None:
+    """As by a producer with a great window; a reader that has room for the payload has room for the window."""
+    part = random.Random(1).randbytes(3 << 20)
+    frame = compress_within_ratio(Codec.ZSTD, part * 3)
+    assert len(frame) < 1.1 * len(part)
+    assert len(compress(Codec.ZSTD, part * 3)) > 3 * len(part)
+    assert decompress(Codec.ZSTD, frame, 3 * len(part), 3 * len(part)) == part * 3
 
 
 @pytest.mark.parametrize("codec", PACKED)
