@@ -6,7 +6,7 @@ people, whose structure is not. `wide` is the table with more columns.
 
 import enum
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, assert_never
 
@@ -175,14 +175,16 @@ def _table_text(table: TableSection, *, wide: bool) -> str:
     lines += [[cell_text(row.get(column.field)) for column in columns] for row in table.rows]
     numeric = [_is_numeric([row.get(column.field) for row in table.rows]) for column in columns]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    return "".join(
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        + "\n"
-        for line in lines
+    return "".join(table_line(line, widths, numeric) for line in lines)
+
+
+def table_line(cells: Iterable[str], widths: Iterable[int], are_right: Iterable[bool]) -> str:
+    """Return a line of a table, with some cells on the right of their column; longer cells shift the rest."""
+    padded = (
+        cell.rjust(width) if is_right else cell.ljust(width)
+        for cell, width, is_right in zip(cells, widths, are_right, strict=True)
     )
+    return "  ".join(padded).rstrip() + "\n"
 
 
 def _is_numeric(values: Sequence[JsonValue]) -> bool:

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.cli.common.value_text import MAX_WIDTH, cell_text
+from headrace.cli.common.rendering import table_line
+from headrace.cli.common.value_text import are_numbers, cell_text, widths_of
 from headrace.cli.records.record_writers import timestamp_text
 from headrace.display.visible_text import to_line, visible
-
-_NUMBERS = frozenset({"int", "float", "Decimal", "NoneType"})
 
 
 class RowTable:
@@ -25,13 +24,13 @@ class RowTable:
         lines = [self._cells(record) for record in records]
         if not self._widths:
             heading = [*self._own, *map(cell_text, self._names)]
-            self._widths = [min(MAX_WIDTH, max(map(len, cells))) for cells in zip(heading, *lines, strict=True)]
-            rows = [record.value for record in records if isinstance(record.value, dict)]
-            kinds = [{type(row.get(name)).__name__ for row in rows} for name in self._names]
-            self._are_right = [name in {"PARTITION", "OFFSET"} for name in self._own]
-            self._are_right += [bool(found) and found <= _NUMBERS for found in kinds]
             lines.insert(0, heading)
-        return "".join(map(self._line, lines)).encode(errors="backslashreplace")
+            self._widths = widths_of(lines)
+            rows = [record.value for record in records if isinstance(record.value, dict)]
+            self._are_right = [name in {"PARTITION", "OFFSET"} for name in self._own]
+            self._are_right += [are_numbers(row.get(name) for row in rows) for name in self._names]
+        text = "".join(table_line(cells, self._widths, self._are_right) for cells in lines)
+        return text.encode(errors="backslashreplace")
 
     @property
     def _own(self) -> list[str]:
@@ -44,10 +43,3 @@ class RowTable:
             cells += ["-" if record.key is None else to_line(record.key), ",".join(pairs) or "-"]
         row = record.value if isinstance(record.value, dict) else {}
         return [*cells, *(cell_text(row.get(name)) for name in self._names)]
-
-    def _line(self, cells: Sequence[str]) -> str:
-        padded = (
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(cells, self._widths, self._are_right, strict=True)
-        )
-        return "  ".join(padded).rstrip() + "\n"

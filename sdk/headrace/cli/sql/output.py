@@ -4,12 +4,11 @@ import csv
 import enum
 import io
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from itertools import chain, islice
 from typing import IO, Any, assert_never
 
-from headrace.cli.common.rendering import json_document
-from headrace.cli.common.value_text import MAX_WIDTH, cell_text, value_text
+from headrace.cli.common.rendering import json_document, table_line
+from headrace.cli.common.value_text import are_numbers, cell_text, value_text, widths_of
 from headrace.display.visible_text import visible
 from headrace.wire.typed.json_values import json_value
 
@@ -94,22 +93,8 @@ def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput,
 
 def _table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[str]:
     first = list(islice(rows, TABLE_ROWS))
-    heads = [cell_text(name) for name in names]
-    cells = [[cell_text(value) for value in row] for row in first]
-    widths = [min(MAX_WIDTH, max([len(head), *(len(row[place]) for row in cells)])) for place, head in enumerate(heads)]
-    are_numbers = [
-        bool(first) and {type(row[place]) for row in first} <= {int, float, Decimal, type(None)}
-        for place in range(len(names))
-    ]
-
-    def line(row: Iterable[str]) -> str:
-        padded = [
-            text.rjust(width) if is_number else text.ljust(width)
-            for text, width, is_number in zip(row, widths, are_numbers, strict=True)
-        ]
-        return "  ".join(padded).rstrip() + "\n"
-
-    yield line(heads)
-    yield from map(line, cells)
-    for row in rows:
-        yield line(map(cell_text, row))
+    lines = [list(map(cell_text, cells)) for cells in (names, *first)]
+    widths = widths_of(lines)
+    are_right = [are_numbers(row[place] for row in first) for place in range(len(names))]
+    for cells in chain(lines, (map(cell_text, row) for row in rows)):
+        yield table_line(cells, widths, are_right)
