@@ -7,10 +7,13 @@ The kernel frees the loop devices with the nodes' mounts.
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from tests.kubernetes.machines import Machines
 
@@ -49,6 +52,7 @@ class Disks:
                 "volumeBindingMode": "WaitForFirstConsumer",
             },
         )
+        before = signal.signal(signal.SIGUSR1, self._end_tests)
         thread = threading.Thread(target=self._serve, name="disks")
         thread.start()
         try:
@@ -56,6 +60,7 @@ class Disks:
         finally:
             self._stop.set()
             thread.join()
+            signal.signal(signal.SIGUSR1, before)
         if self._failure is not None:
             raise self._failure
 
@@ -65,7 +70,12 @@ class Disks:
                 self._look()
         except BaseException as error:
             self._failure = error
-            print(f"volumes are served no more: {error!r}", flush=True)
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGUSR1)  # Which waits for pods whose volumes will not be made.
+
+    def _end_tests(self, *_: object) -> None:
+        pytest.exit(f"volumes are served no more: {self._failure!r}", returncode=1)
 
     def _look(self) -> None:
         volumes = {each["metadata"]["name"]: each for each in self._api.get(VOLUMES)["items"]}
