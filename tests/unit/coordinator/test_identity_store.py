@@ -8,6 +8,7 @@ import pytest
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import ConflictError, InvalidRequestError, MetadataLimitError, Outcome
 from headrace_coordinator.core import identity_rules
+from headrace_server.identity.rights import EVERYTHING, ROLES, operation_names
 from headrace_server.metastore.api import Delete, MemberStatus, Put
 
 from tests.fakes.identity_parts import identity_parts
@@ -427,10 +428,23 @@ async def test_what_does_not_exist_is_not_granted(parts):
     assert not parts.view.all_grants
 
 
+async def test_the_error_of_an_unknown_role_lists_each_name_once(parts):
+    """Roles of the cluster, also its own, and operations; `admin` is both."""
+    await parts.put_user("ada")
+    role = auth_pb2.Role(name="janitor", operations=["delete"])
+    await parts.see(await parts.policies.put_role(role, parts.deadline))
+    with pytest.raises(InvalidRequestError, match="'rader' is no role and no operation") as raised:
+        await parts.grant(principal="ada", role="rader", resource="topic:x")
+    listed = raised.value.action.removeprefix("Name one of ").rstrip(".").split(", ")
+    assert sorted(listed) == sorted({"janitor", *ROLES, *operation_names(EVERYTHING)})
+
+
 async def test_roles_that_are_not_accepted(parts):
     for name, operations in (("admin", ["read"]), ("read", ["read"]), ("x", []), ("x", ["reader"]), ("a b", ["read"])):
         with pytest.raises(InvalidRequestError):
             await parts.policies.put_role(auth_pb2.Role(name=name, operations=operations), parts.deadline)
+    with pytest.raises(InvalidRequestError, match="'reader' is no operation"):
+        await parts.policies.put_role(auth_pb2.Role(name="x", operations=["reader"]), parts.deadline)
     with pytest.raises(InvalidRequestError, match="built in"):
         await parts.policies.delete_role("admin", parts.deadline)
 

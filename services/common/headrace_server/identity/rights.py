@@ -103,16 +103,16 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def parse_operations(name: str, roles: Mapping[str, Operation]) -> Operation:
-    """Return the operations of a role or operation.
+    """Return the operations of a role or operation; without `roles`, of an operation.
 
     Raises:
         InvalidRequestError: If there is none of this name.
     """
-    found = roles.get(name) or _OPERATIONS.get(name)
+    found = roles.get(name, _OPERATIONS.get(name))
     if found is None:
         raise InvalidRequestError(
-            f"{name[:64]!r} is no role and no operation",
-            action=f"Name one of {', '.join((*sorted(roles), *_OPERATIONS))}.",
+            f"{name[:64]!r} is {'no role and ' if roles else ''}no operation",
+            action=f"Name one of {', '.join(dict.fromkeys((*sorted(roles), *_OPERATIONS)))}.",
         )
     return found
 

@@ -8,13 +8,13 @@ Names of the form `group:NAME` are groups and never users: a user of this name w
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from headrace.v1 import auth_pb2
 from headrace.wire.errors import ConflictError, InvalidRequestError, MetadataLimitError, Outcome
 from headrace_server.identity.identity_view import GROUP_PREFIX
 from headrace_server.identity.quotas import EVERY_USER, Use
-from headrace_server.identity.rights import ROLES, parse_operations, parse_pattern
+from headrace_server.identity.rights import ROLES, Operation, parse_operations, parse_pattern
 from headrace_server.internal_v1 import metadata_pb2
 
 CERTIFICATE = "certificate"
@@ -144,8 +144,8 @@ def check_certificate_names(user: auth_pb2.User, others: Iterable[str]) -> None:
         )
 
 
-def check_grant(grant: auth_pb2.Grant, roles: Collection[str], issuers: Collection[str], now_ms: int) -> None:
-    """Check a grant that is added; `roles` are those of the cluster that are not built in.
+def check_grant(grant: auth_pb2.Grant, roles: Mapping[str, Operation], issuers: Collection[str], now_ms: int) -> None:
+    """Check a grant that is added; `roles` are those of the cluster, also those built in.
 
     Raises:
         InvalidRequestError: If it breaks a rule.
@@ -154,8 +154,7 @@ def check_grant(grant: auth_pb2.Grant, roles: Collection[str], issuers: Collecti
         _check_names("a group", [grant.principal.removeprefix(GROUP_PREFIX)], 1)
     else:
         check_user_name(grant.principal, issuers)
-    if grant.role not in roles:
-        parse_operations(grant.role, ROLES)
+    parse_operations(grant.role, roles)
     parse_pattern(grant.resource)
     if grant.expires_ms and grant.expires_ms <= now_ms:
         raise InvalidRequestError(
