@@ -32,6 +32,15 @@ CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _CODES = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.NOT_AUTHORIZED, 409: ErrorCode.CONFLICT}
 
 
+_ACTIONS = {
+    404: "Check that the URL is that of a schema registry, without a path.",
+    40401: "List the subjects with `headrace schema list`, or register one: `headrace schema register SUBJECT FILE`.",
+    40402: "List the versions with `headrace schema list SUBJECT`.",
+    40403: "Check that the URL is that of the registry in which the schema was registered.",
+}
+"""Next steps, by the code of the registry, whose messages have none for these."""
+
+
 class SchemaRegistryError(HeadraceError):
     """The registry refused a request.
 
@@ -43,7 +52,8 @@ class SchemaRegistryError(HeadraceError):
     def __init__(self, message: str, *, status: int, error_code: int) -> None:
         code = _CODES.get(status, ErrorCode.INVALID_REQUEST if status < 500 else ErrorCode.INTERNAL)
         outcome = Outcome.NOT_APPLIED if status < 500 else Outcome.UNKNOWN
-        super().__init__(message, code=code, outcome=outcome, retriable=status in (429, 503), action="")
+        action = _ACTIONS.get(error_code, "")
+        super().__init__(message, code=code, outcome=outcome, retriable=status in (429, 503), action=action)
         self.status = status
         self.error_code = error_code
 

@@ -58,6 +58,25 @@ def test_a_redirect_is_not_followed(server):
     assert asked == [("/subjects", "Bearer hrk_id1_secret1")]
 
 
+@pytest.mark.parametrize(
+    ("status", "answer", "action"),
+    [
+        (404, {"error_code": 40401, "message": "Subject 'x' not found."}, "headrace schema register SUBJECT FILE"),
+        (404, {"error_code": 40402, "message": "Version 7 not found."}, "headrace schema list SUBJECT"),
+        (404, {"error_code": 40403, "message": "Schema 7 not found"}, "the registry in which"),
+        (404, "<html>", "the URL is that of a schema registry"),
+        (401, {"error_code": 40101, "message": "no API key. Set one."}, ""),
+    ],
+)
+def test_what_is_not_found_names_the_next_step(status, answer, action):
+    """The registry's messages have none, so that they are Confluent's."""
+    with serving(lambda path: (status, {}, json.dumps(answer).encode())) as (url, _):
+        with pytest.raises(SchemaRegistryError) as raised:
+            SchemaRegistry(url, bootstrap_servers="localhost:7181").latest("x")
+    assert action in raised.value.action
+    assert bool(raised.value.action) == bool(action)
+
+
 SUBJECTS = [f"s{number:03}" for number in range(250)]
 
 
