@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from headrace.client.loading.formats import LoadFormat, open_table
+from headrace.client.loading.formats import LoadFormat, open_table, target_of
 from headrace.client.loading.progress import LoadProgress
 from headrace.client.loading.tables.errors import LoadError
 from rich.console import Console
@@ -132,7 +132,7 @@ def load(
     """
     wanted = Load(
         topic,
-        table if catalog or "://" in table else Path(table).absolute(),
+        _target(table, catalog),
         bootstrap_servers,
         table_format,
         event_time,
@@ -157,6 +157,13 @@ def load(
                 answers = ask(spark, open_table(table, table_format), query)
                 document["answers"] = [answer.as_json() for answer in answers]
     show(document, as_json, lambda console: show_load(document, console))
+
+
+def _target(table: str, catalog: str) -> Path | str:
+    try:
+        return target_of(table, catalog)
+    except LoadError as error:
+        raise usage_error(str(error)) from error
 
 
 def _selecting(select: list[str]) -> Callable[[DataFrame], DataFrame]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.client.loading.formats import LoadFormat
+from headrace.client.loading.formats import LoadFormat, target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,4 +42,4 @@ class Load:
     @property
     def is_elsewhere(self) -> bool:
         """Whether the table may be where Spark cannot rename files: in an object store, or where a catalog says."""
-        return bool(self.catalog) or "://" in str(self.table)
+        return isinstance(target_of(str(self.table), self.catalog), str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from headrace.client.loading.tables.errors import LoadError
 
@@ -22,13 +23,30 @@ class LoadFormat(enum.StrEnum):
     ICEBERG = "iceberg"
 
 
+def target_of(to: str, catalog: str = "") -> Path | str:
+    """Return the directory of a table, also of one that a URL `file:///...` names; or its URL in an object store, or
+    with `catalog` its name in that.
+
+    Raises:
+        LoadError: If a URL `file:` has no absolute path of this machine.
+    """
+    if catalog or ("://" in to and not to.startswith("file:")):
+        return to
+    if not to.startswith("file:/"):
+        return Path(to).absolute()
+    path = unquote(to.removeprefix("file:").removeprefix("//localhost").removeprefix("//"))
+    if not path.startswith("/"):
+        raise LoadError(f"{to} names no directory of this machine: write file:///data/clicks, or the path /data/clicks")
+    return Path(path)
+
+
 def open_table(
     to: str, table_format: LoadFormat, catalog: str = "", *, is_typed: bool = False
 ) -> ParquetTable | DeltaTable | IcebergTable:
     """Return the table of a target.
 
     Args:
-        to: path of a directory, URL of an object store, or with `catalog` the table's name in it.
+        to: path or `file:` URL of a directory, URL of an object store, or with `catalog` the table's name in it.
         table_format: format of the table.
         catalog: name of a catalog of pyiceberg; empty for the table's own.
         is_typed: whether the topic is typed; needed to create a table of Iceberg.
@@ -38,7 +56,7 @@ def open_table(
     """
     if catalog and table_format is not LoadFormat.ICEBERG:
         raise LoadError("a catalog is for Iceberg: add --format iceberg")
-    where: Path | str = to if "://" in to or catalog else Path(to).absolute()
+    where = target_of(to, catalog)
     if table_format is LoadFormat.ICEBERG:
         from headrace.client.loading.tables.iceberg_table import IcebergTable
 

@@ -88,6 +88,17 @@ def numbers(found):
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
+def test_the_url_of_a_directory_names_its_table(log, loaded, tmp_path, table_format):
+    """So a load by the one continues a load by the other; a URL has `%20` for a space."""
+    send(log, 0, 3)
+    loaded(to=(tmp_path / "a table").as_uri(), format=table_format)
+    send(log, 3, 2)
+    (second,) = loaded(to=tmp_path / "a table", format=table_format)
+    assert (second.rows, second.table_rows) == (2, 5)
+    assert numbers(read(tmp_path, table_format, "a table")) == list(range(5))
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
 def test_each_load_continues_the_table(log, loaded, tmp_path, table_format):
     """Rows have the columns of the Spark job, and headers; a load without new records commits nothing."""
     send(log, 0, 30)
