@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from headrace.client.base.config_text import nearest
 from headrace.client.base.errors import ConfigError, SerializationError
+from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns
 
@@ -152,7 +153,7 @@ def serialize(serializer: Serializer | None, value: Any, what: str) -> bytes | N
         try:
             value = serializer(value)
         except Exception as error:
-            raise SerializationError(f"the {what} could not be serialized: {error!r}") from error
+            raise SerializationError(f"the {what} could not be serialized: {_cause(error)}") from error
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):
@@ -161,6 +162,11 @@ def serialize(serializer: Serializer | None, value: Any, what: str) -> bytes | N
         f"the {what} is {type(value).__name__}, not bytes",
         action=f"Encode it, or set {what}_serializer to 'str', 'json' or a callable.",
     )
+
+
+def _cause(error: Exception) -> str:
+    """Return the text of an error; that of one of headrace has its next step."""
+    return error.text if isinstance(error, HeadraceError) else repr(error)
 
 
 def deserialize(deserializer: Deserializer, data: bytes | None, what: str, source: TopicPartition, offset: int) -> Any:
@@ -175,8 +181,9 @@ def deserialize(deserializer: Deserializer, data: bytes | None, what: str, sourc
         return deserializer(data)
     except Exception as error:
         raise SerializationError(
-            f"the {what} of {source} at offset {offset} could not be deserialized: {error!r}",
-            action=f"Seek the consumer to {offset + 1} to continue, or start a new Reader there.",
+            f"the {what} of {source} at offset {offset} could not be deserialized: {_cause(error)}",
+            action=f"Seek the consumer to {offset} to read it again, or to {offset + 1} to continue; or start a new "
+            "Reader there.",
             partition=source,
             offset=offset,
         ) from error

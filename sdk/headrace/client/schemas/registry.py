@@ -37,6 +37,10 @@ _ACTIONS = {
     40401: "List the subjects with `headrace schema list`, or register one: `headrace schema register SUBJECT FILE`.",
     40402: "List the versions with `headrace schema list SUBJECT`.",
     40403: "Check that the URL is that of the registry in which the schema was registered.",
+    40404: "Delete it permanently (`--permanent`): until then its ids are readable.",
+    40405: "Delete it without `--permanent` first.",
+    40406: "Delete it permanently (`--permanent`): until then its id is readable.",
+    40407: "Delete it without `--permanent` first.",
 }
 """Next steps, by the code of the registry, whose messages have none for these."""
 

@@ -81,7 +81,7 @@ def test_serializers_turn_objects_into_bytes_and_back_or_say_why_not():
     assert serialize(str.encode, None, "value") is None
     with pytest.raises(SerializationError, match="is int, not bytes"):
         serialize(None, 5, "key")
-    with pytest.raises(SerializationError, match=r"of t-0 at offset 5 .*Seek the consumer to 6") as caught:
+    with pytest.raises(SerializationError, match=r"of t-0 at offset 5 .*Seek the consumer to 5 .*to 6") as caught:
         deserialize(bytes.decode, b"\xff", "value", TopicPartition("t", 0), 5)
     assert (caught.value.partition, caught.value.offset) == (TopicPartition("t", 0), 5)
 
@@ -107,6 +107,22 @@ def test_a_value_that_contains_itself_is_no_json():
     value["b"] = [value, value]
     with pytest.raises(SerializationError, match="Circular reference"):
         serialize(resolve_serializer("json", "x"), value, "value")
+
+
+def test_an_error_of_a_serializer_keeps_its_next_step():
+    """Those of a schema registry have one; another exception is named by its type."""
+
+    def fail(value):
+        raise value
+
+    absent = NoBrokersAvailableError({"b:1": "refused"})
+    for error, said in ((absent, absent.text), (KeyError("x"), "KeyError('x')")):
+        with pytest.raises(SerializationError) as caught:
+            serialize(fail, error, "value")
+        assert caught.value.text == f"the value could not be serialized: {said}"
+        with pytest.raises(SerializationError) as caught:
+            deserialize(fail, error, "value", TopicPartition("t", 0), 5)
+        assert caught.value.text.startswith(f"the value of t-0 at offset 5 could not be deserialized: {said}")
 
 
 def test_partitioners_agree_with_crc32_and_stay_in_range():

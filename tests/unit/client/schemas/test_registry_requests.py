@@ -64,6 +64,8 @@ def test_a_redirect_is_not_followed(server):
         (404, {"error_code": 40401, "message": "Subject 'x' not found."}, "headrace schema register SUBJECT FILE"),
         (404, {"error_code": 40402, "message": "Version 7 not found."}, "headrace schema list SUBJECT"),
         (404, {"error_code": 40403, "message": "Schema 7 not found"}, "the registry in which"),
+        (404, {"error_code": 40404, "message": "Subject 'x' was soft deleted."}, "`--permanent`"),
+        (404, {"error_code": 40405, "message": "Subject 'x' was not deleted first"}, "without `--permanent` first"),
         (404, "<html>", "the URL is that of a schema registry"),
         (401, {"error_code": 40101, "message": "no API key. Set one."}, ""),
     ],
