@@ -298,9 +298,12 @@ def test_the_guides_examples_work(
     for name in ("copy", "counts"):
         Topic(spark_cluster, f"{topic_name}-{name}")
     visits = Topic(spark_cluster, f"{topic_name}-visits", columns="page string, user int64, ts timestamp[ms, UTC]")
-    names = {"spark": spark, "table": str(tmp_path / "table"), "checkpoint": str(tmp_path / "checkpoint")}
+    names: dict[str, Any] = {"spark": spark}
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL):
         code = code.replace("localhost:7170", topic.servers).replace('"clicks"', f'"{topic_name}"')
+        code = re.sub(
+            '"(clicks-table|clicks-checkpoint)"', f'"{tmp_path}/\\1"', code
+        )  # Java has a directory of its own.
         exec(re.sub('"(copy|counts|visits)"', f'"{topic_name}-\\1"', code), names)
     assert spark.read.parquet(names["table"]).count() == 200
     assert sorted(topic.values(f"{topic_name}-copy")) == sorted(topic.values())
