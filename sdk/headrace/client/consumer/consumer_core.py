@@ -4,6 +4,7 @@ Fetching continues in the background, bounded in bytes. The position is exactly 
 application has received, also during an iteration.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +35,8 @@ from headrace.wire.errors import (
 )
 from headrace.wire.ids import TopicPartition
 
+log = logging.getLogger("headrace.consumer")
+
 
 class ConsumerCore:
     """Core of one consumer, which executes its operations one at a time."""
@@ -58,7 +61,13 @@ class ConsumerCore:
     def open(self) -> Operation[None]:
         """Look up the initial positions."""
         if self.group is not None:
-            yield from self.fetcher.read_metadata(set())
+            absent = yield from self.fetcher.find_absent(set(self._topics))
+            if absent:
+                log.warning(
+                    "group %s waits for topics that do not exist: %s; create them, or check their names",
+                    self.config.group_id,
+                    ", ".join(absent),
+                )
         elif self._topics:
             counts = yield from self.fetcher.read_metadata(set(self._topics))
             yield from self._assign([TopicPartition(name, n) for name, count in counts.items() for n in range(count)])

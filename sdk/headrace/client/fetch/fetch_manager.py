@@ -33,6 +33,7 @@ from headrace.client.fetch.partition_fetch_state import CompletedFetch
 from headrace.client.fetch.position_commits import Iterated, commit_positions
 from headrace.client.fetch.subscription_state import SubscriptionState
 from headrace.client.net.bootstrap_client import BootstrapClient, error_of_call
+from headrace.client.net.topic_versions import claims_absence
 from headrace.v1 import broker_pb2, cluster_pb2
 from headrace.wire.errors import CorruptBatchError, HeadraceError, InternalError, rpc_failures
 from headrace.wire.ids import TopicPartition
@@ -90,6 +91,18 @@ class FetchManager:
             self.engine.cluster_metadata.update(answer)
             self.engine.topics = set(topics)
             return {name: self.engine.cluster_metadata.require(name).partitions for name in sorted(topics)}
+
+    def find_absent(self, topics: set[str]) -> Operation[list[str]]:
+        """Request the brokers and metadata of `topics`; return the names of those that do not exist.
+
+        Raises:
+            NoBrokersAvailableError: If no server responded.
+        """
+        self.check()
+        answer = yield from self._request_metadata(topics)
+        with self._lock:
+            self.engine.cluster_metadata.update(answer)
+        return sorted(topic.name for topic in answer.topics if claims_absence(topic))
 
     def topic_id(self, topic: str) -> bytes:
         """Return the id of a topic in the newest metadata; empty if the topic is unknown."""

@@ -88,6 +88,16 @@ def test_what_is_assigned_is_read_and_callbacks_come_on_the_reading_thread(click
     assert groups.offset("clicks", 0) == 20
 
 
+def test_a_topic_that_does_not_exist_is_named_in_a_warning(clicks, groups, caplog):
+    """A group waits for it, so that a wrong name would never be seen."""
+    fill(clicks, 1)
+    with headrace.Consumer("clicks", "clcks", bootstrap_servers=clicks.address, group_id="g"):
+        pass
+    assert [record.getMessage() for record in caplog.records if record.name == "headrace.consumer"] == [
+        "group g waits for topics that do not exist: clcks; create them, or check their names"
+    ]
+
+
 def test_a_stored_offset_is_where_reading_starts(clicks, groups):
     fill(clicks, 20)
     groups.offsets["clicks", 0] = groups_offset(0, 13)
