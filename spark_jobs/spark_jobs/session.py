@@ -66,18 +66,19 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
     At Ctrl-C PySpark cancels the jobs, which is necessary for Spark to stop, and py4j closes the connection whose
     response it no longer awaits. It does so only for a KeyboardInterrupt: after another exception the next call would
-    read the response to the previous one.
+    read the response to the previous one. A SIGTERM of the process group ends Java, too, and calls fail in other ways.
     """
     came: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         came.append(number)
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # It logs the traceback of each call that fails.
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt):
         if came:
             raise SystemExit(128 + came[0]) from None
         raise
@@ -94,8 +95,13 @@ def _stop(session: SparkSession) -> None:
     killing = threading.Timer(STOP_SECONDS, java.kill if java is not None else lambda: None)
     killing.daemon = True
     killing.start()
-    # A second Ctrl-C during the stop would leave Java running.
-    session.stop()
+    try:
+        # A second Ctrl-C during the stop would leave Java running.
+        session.stop()
+    except Exception:  # Java does not answer: a SIGTERM of the process group ends it, too.
+        if java is None:
+            raise
+        java.kill()
     killing.cancel()
 
 

@@ -1,7 +1,10 @@
 """The end of a job's Spark, with doubles of it. The real one is in tests/integration/test_spark_jobs.py."""
 
+import signal
 import threading
 from types import SimpleNamespace
+
+import pytest
 
 from spark_jobs import session
 
@@ -14,6 +17,25 @@ def test_java_is_killed_where_spark_does_not_stop(monkeypatch):
     spark = SimpleNamespace(
         sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=java)), stop=lambda: killed.wait(20.0)
     )
+    session._stop(spark)
+    assert killed.is_set()
+
+
+def test_a_sigterm_of_the_process_group_ends_the_job_as_one_of_the_process():
+    """Java has ended, too, so that calls of it and the stop fail: no error of the job."""
+
+    def refuse():
+        raise ConnectionRefusedError
+
+    killed = threading.Event()
+    gateway = SimpleNamespace(proc=SimpleNamespace(kill=killed.set))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway), stop=refuse)
+    with pytest.raises(SystemExit) as ended, session._sigterm_as_ctrl_c():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            refuse()
+    assert ended.value.code == 143
     session._stop(spark)
     assert killed.is_set()
 
