@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 import typer
+from headrace.wire.errors import UnknownTopicError
 from headrace.wire.request_trace import TRACE_TOPIC, TraceBlock, TraceFormatError, decode_block
 from rich.console import Console
 
@@ -315,7 +316,7 @@ def workload(
         raise usage_error("give either --file or --topic, not both")
     topic = topic or TRACE_TOPIC
     if file is None:
-        check_topics(bootstrap_servers, topic)
+        _check_trace(bootstrap_servers, topic)
     progress = ProgressLine(quiet=quiet)
     with progress.shown():
         try:
@@ -341,6 +342,17 @@ def _analysed(trace: TableTrace, summary: Summary, damaged: int) -> Analysis:
     from spark_jobs.trace_analysis.analysis import analysed
 
     return analysed(trace, summary, damaged)
+
+
+def _check_trace(bootstrap_servers: str, topic: str) -> None:
+    try:
+        check_topics(bootstrap_servers, topic)
+    except UnknownTopicError as error:
+        if topic == TRACE_TOPIC:  # Brokers create it.
+            error.action = (
+                "No table has had a trace: begin one by `headrace topic alter TABLE --config trace_sample=0.01`."
+            )
+        raise
 
 
 if __name__ == "__main__":

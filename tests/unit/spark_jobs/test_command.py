@@ -10,6 +10,7 @@ import pytest
 from headrace.client.loading.tables.errors import TableBusyError
 from headrace.client.loading.tables.parquet_table import ParquetTable
 from headrace.spark.errors import DataLossError
+from headrace.wire.errors import UnknownTopicError
 from spark_jobs.audit_verdict import State, Verdict
 from spark_jobs.command import JobError, explain, run_app, run_job
 
@@ -88,6 +89,21 @@ def test_a_cluster_that_does_not_answer_ends_a_job_before_spark_starts(arguments
     assert run(*arguments, *NOWHERE) == 3
     assert "no broker or coordinator answered" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cluster_without_a_trace_says_how_to_begin_one(capsys, monkeypatch):
+    """Brokers create the topic; any other one is named as it is."""
+
+    def refuse(servers, topic):
+        raise UnknownTopicError(f"there is no topic named {topic!r}")
+
+    monkeypatch.setattr(workload, "check_topics", refuse)
+    for topic, said in (
+        ("__table_trace", "headrace topic alter TABLE --config trace_sample="),
+        ("t", "Create the topic"),
+    ):
+        assert run(workload, "--output", "x", "--topic", topic) == 4
+        assert said in capsys.readouterr().err
 
 
 def verdict(state):
