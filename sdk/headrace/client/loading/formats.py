@@ -28,11 +28,15 @@ def target_of(to: str, catalog: str = "") -> Path | str:
     with `catalog` its name in that.
 
     Raises:
-        LoadError: If a URL `file:` has no absolute path of this machine.
+        LoadError: If a URL `file:` has no absolute path of this machine, or another one has a single slash, as that of
+            a `Path`.
     """
     if catalog or ("://" in to and not to.startswith("file:")):
         return to
     if not to.startswith("file:/"):
+        scheme, colon, rest = to.partition(":/")
+        if colon and scheme.isalnum():
+            raise LoadError(f"{to} is no URL: write {scheme}://{rest}, or ./{to} for a directory")
         return Path(to).absolute()
     path = unquote(to.removeprefix("file:").removeprefix("//localhost").removeprefix("//"))
     if not path.startswith("/"):

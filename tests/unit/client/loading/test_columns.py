@@ -158,6 +158,7 @@ def test_untyped_rows_have_the_columns_of_the_spark_job_and_headers():
     [
         ("s3://lake/clicks", PARQUET, "", "use --format delta"),
         ("s3://lake/clicks", ICEBERG, "", "needs a catalog"),
+        ("s3:/lake/clicks", DELTA, "", "write s3://lake/clicks, or ./s3:/lake/clicks for a directory"),
         ("file://host/data/clicks", DELTA, "", "write file:///data/clicks, or the path /data/clicks"),
         ("clicks", PARQUET, "lake", "a catalog is for Iceberg"),
         ("clicks", ICEBERG, "lake", "namespace.table"),
