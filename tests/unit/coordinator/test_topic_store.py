@@ -100,13 +100,29 @@ async def test_every_attempt_draws_its_own_id(parts):
 
 
 async def test_the_name_of_another_is_a_definite_refusal(parts):
-    """TOPIC_ALREADY_EXISTS, also where an own attempt went unanswered before."""
+    """TOPIC_ALREADY_EXISTS: nothing was written."""
     await parts.register(1)
     await create(parts)
-    parts.metastore.faults = [NEVER]
     with pytest.raises(TopicAlreadyExistsError) as failure:
         await create(parts)
     assert failure.value.outcome is Outcome.NOT_APPLIED
+
+
+@pytest.mark.parametrize("fault", [NEVER, LOST])
+async def test_the_name_of_another_is_no_definite_refusal_after_an_attempt_without_an_answer(parts, fault):
+    """The topic of that attempt may have been created, and deleted since (seed 17 of the simulator)."""
+    await parts.register(1)
+    parts.metastore.faults = [fault]
+    creating = asyncio.create_task(create(parts))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(parts.metastore.sent) == 1
+    await parts.memory.txn([], [Delete(parts.keyspace.topic("t"))])
+    other = metadata_pb2.Topic(name="t", topic_id=secrets.token_bytes(16), partitions=1, replication_factor=1)
+    await parts.memory.txn([], [Put(parts.keyspace.topic("t"), other.SerializeToString())])
+    with pytest.raises(TopicAlreadyExistsError) as failure:
+        await creating
+    assert failure.value.outcome is Outcome.UNKNOWN
 
 
 async def test_no_transaction_exceeds_what_etcd_takes(parts):

@@ -17,7 +17,6 @@ from headrace.wire.errors import (
     MetastoreUnavailableError,
     Outcome,
     TimedOutError,
-    TopicAlreadyExistsError,
 )
 from headrace_server.metastore.api import (
     KeyValue,
@@ -121,7 +120,7 @@ class AmbiguousWriteResolver:
                 raise
             return None
         except HeadraceError as error:
-            if tracker.unanswered is not None and not isinstance(error, TopicAlreadyExistsError):
+            if tracker.unanswered is not None:
                 error.outcome = Outcome.UNKNOWN
             raise
 

@@ -169,7 +169,8 @@ class TopicStore:
         """Create a topic, which a user owns then; the first attempt uses `placement`.
 
         Raises:
-            TopicAlreadyExistsError: If the name is taken, not by an attempt of this call.
+            TopicAlreadyExistsError: If the name is taken, not by an attempt of this call; has the outcome, since an
+                earlier attempt's topic may have been deleted meanwhile.
             NotEnoughBrokersError: If brokers are no longer registered.
             MetastoreUnavailableError, TimedOutError: If etcd does not respond in time; has the outcome.
         """
