@@ -79,6 +79,11 @@ class Tries:
         self._has_effect = not method.startswith(_WITHOUT_EFFECT)
         self._in_doubt = False
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a try that failed may have been applied."""
+        return self._in_doubt
+
     def failed(self, error: HeadraceError) -> None:
         """Note the error of a try."""
         self._in_doubt = self._in_doubt or (self._has_effect and error.outcome == Outcome.UNKNOWN)

@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import Message
+
 from headrace.client.base.config import ClientConfig
 from headrace.client.base.errors import NoBrokersAvailableError
 from headrace.client.base.operations import Call, Operation
 from headrace.client.base.retry import Tries
 from headrace.client.net.group_routing import coordinators_for
 from headrace.client.net.topic_versions import OLDEST, TopicVersions, version_of
-from headrace.v1 import cluster_pb2, handshake_pb2
+from headrace.v1 import cluster_pb2, errors_pb2, handshake_pb2
 from headrace.wire.errors import (
     ConflictError,
     HeadraceError,
@@ -172,7 +174,7 @@ class BootstrapClient:
             request: its request; `client_id` is filled in.
             timeout: for all tries together, in seconds.
             repeatable: whether the request is idempotent. Otherwise a lost response is raised with outcome UNKNOWN,
-                without another try.
+                without another try. Errors in a response to another try have this outcome, too.
             group_id: for `GroupService`: the group that determines the first coordinator.
             service: service of the method without `group_id`; see `Call`.
 
@@ -249,6 +251,8 @@ class BootstrapClient:
                 explanations += [explained] if explained else []
                 continue
             self._preferred = address
+            if tries.in_doubt:
+                _put_in_doubt(answer)
             return answer
         # TLS failures at every address from the start are permanent; a client that was connected once keeps waiting.
         hopeless = len(explanations) == len(causes) and all(each.is_certain for each in explanations)
@@ -280,6 +284,19 @@ _NOT_HEADRACE = Explanation(
 def own_handshake() -> handshake_pb2.Handshake:
     """Return the handshake of this client."""
     return handshake_pb2.Handshake(release=RELEASE, capabilities=CAPABILITIES)
+
+
+def _put_in_doubt(response: Message) -> None:
+    """Change the outcome of errors in a response to UNKNOWN: an earlier try of the call may have been applied."""
+    for field, value in response.ListFields():
+        if field.message_type is None:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            if isinstance(part, errors_pb2.ErrorDetail):
+                if part.outcome == errors_pb2.OUTCOME_NOT_APPLIED:
+                    part.outcome = errors_pb2.OUTCOME_UNKNOWN
+            elif isinstance(part, Message):
+                _put_in_doubt(part)
 
 
 def _is_no_such_service(error: "grpc.RpcError") -> bool:

@@ -121,6 +121,21 @@ def test_a_call_is_in_doubt_if_any_try_of_it_may_have_been_applied(monkeypatch, 
     assert caught.value.outcome == Outcome.NOT_APPLIED
 
 
+@pytest.mark.parametrize(("first", "outcome"), [(SILENT, Outcome.UNKNOWN), (REFUSED, Outcome.NOT_APPLIED)])
+def test_errors_in_a_response_have_the_outcome_of_all_tries(monkeypatch, first, outcome):
+    """A later server refuses a part of what the first one may have done (seed 53 of the simulator, H52)."""
+    refused = cluster_pb2.ReassignPartitionsResponse()
+    refused.partitions.add(topic_id=b"t", error=to_detail(MetastoreUnavailableError("no", outcome=Outcome.NOT_APPLIED)))
+    refused.partitions.add(topic_id=b"t", replicas=(1, 2))
+    metadata = cluster_pb2.GetMetadataResponse(coordinators=["a:1", "b:1"])
+    servers = Servers(monkeypatch, m=metadata, a=first, b=refused)
+    servers.calls = BootstrapClient(ClientConfig(bootstrap_servers=("m:1",)))
+    calling = servers.calls.coordinator("ReassignPartitions", cluster_pb2.ReassignPartitionsRequest(), 12.0)
+    answer = execute(calling, servers.run_step)
+    assert from_detail(answer.partitions[0].error).outcome == outcome
+    assert not answer.partitions[1].HasField("error")
+
+
 def test_what_never_left_was_not_applied_and_what_a_server_cancelled_may_go_again():
     assert error_of_call(REFUSED).outcome == Outcome.NOT_APPLIED
     assert error_of_call(REFUSED).retriable
