@@ -5,6 +5,13 @@ from __future__ import annotations
 from tests.mutation.mutants import Mutant, Scenario, Simulation, Test, always, drop, never, omit, replace
 
 OWN_ETCD = "The simulator has an etcd of its own, and no gRPC."
+BUSY_ADMINISTRATORS = {
+    "is_administrated": True,
+    "faults": ("answers lost", "coordinator pauses"),
+    "fault_period_ms": 700,
+    "rates": ("lost answers", "late applies", "no space"),
+    "rate": 0.08,
+}
 NO_THREADS = "The simulator renews leases itself: the keeper is a thread with a channel of its own."
 
 ETCD = (
@@ -26,6 +33,38 @@ ETCD = (
             "tests/unit/common/test_etcd_calls.py::test_a_write_without_a_good_answer_is_unknown_and_not_sent_again",
             OWN_ETCD,
         ),
+    ),
+    Mutant(
+        "own-creation-called-another's",
+        "C2",
+        "TopicStore.create",
+        never("winner.topic_id in attempted"),
+        "A creation whose answer was lost is told to its administrator as a topic that existed.",
+        Simulation(60, changes=BUSY_ADMINISTRATORS),
+    ),
+    Mutant(
+        "settings-over-any-version",
+        "C1",
+        "topic_writes:configure",
+        replace("_unchanged(keyspace, topic, topic_revision, tid_revision)", "()"),
+        "Of two changes of settings at once, the second takes back the first, which was acknowledged.",
+        Simulation(60, changes=BUSY_ADMINISTRATORS),
+    ),
+    Mutant(
+        "deletion-of-any-version",
+        "C1 H26",
+        "topic_writes:delete",
+        omit("ModRevisionIs(keyspace.topic(topic.name), topic_revision)"),
+        "A deletion that arrives late ends the topic that was created since.",
+        Simulation(60, changes=BUSY_ADMINISTRATORS),
+    ),
+    Mutant(
+        "administrators-told-not-applied",
+        "C2",
+        "AmbiguousWriteResolver.resolve",
+        never("tracker.pending or tracker.unanswered is not None"),
+        "An administrator is told that nothing has taken effect, though a write has no answer.",
+        Simulation(60, changes=BUSY_ADMINISTRATORS),
     ),
     Mutant(
         "answered-before-it-is-stored",

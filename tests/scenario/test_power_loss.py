@@ -81,7 +81,7 @@ def test_a_topic_without_fsync_any_more_keeps_who_has_fsynced() -> None:
     scenario = Scenario()
     scenario.produce(to=1)
     scenario.lose_power(1, 2, 3)
-    scenario.cluster.change_durability(durable=False)
+    scenario.cluster.administration.change_durability(durable=False)
     scenario.run_for(500)
     assert scenario.state.durable
     scenario.start(2, 3, 1)
@@ -117,7 +117,7 @@ def test_followers_join_again_once_they_know_that_a_topic_asks_for_fsync() -> No
     scenario = Scenario(durable=False)
     scenario.produce(to=1)
     scenario.blind(2, 3)
-    scenario.cluster.change_durability(durable=True)
+    scenario.cluster.administration.change_durability(durable=True)
     scenario.separate(1, 2, 3)
     scenario.until_in_sync(1)
     scenario.reunite(1, 2, 3)

@@ -8,35 +8,52 @@ from headrace.log.directory import LogId
 
 from tests.fakes.memory_filesystem import Loss
 from tests.simulation import typed_rows
+from tests.simulation.administration import BOTH, Administration
 from tests.simulation.faults import Faults, duration
+
+MOST_PARTITIONS = 3
+"""A topic grows up to this number."""
 
 
 class AdminFaults(Faults):
     """Each method does one thing and says whether it could."""
 
+    @property
+    def _administration(self) -> Administration:
+        return self.cluster.administration
+
     def _drain(self, chance: random.Random) -> bool:
-        coordinator, broker_id = self.cluster.coordinator(), chance.choice(list(self.cluster.brokers))
-        if coordinator is None:
+        broker_id = chance.choice(list(self.cluster.brokers))
+        if self.cluster.recovery.is_due:
             return False
-        coordinator.drain(broker_id, undo=False)
-        self._later(duration(chance), lambda: self.cluster.undrain(broker_id))
+        self._administration.drain(broker_id)
+        self._later(duration(chance), lambda: self._undrain(broker_id))
         return True
 
+    def _undrain(self, broker_id: int) -> None:
+        if self._active and not self.cluster.recovery.is_due:
+            self._administration.undrain(broker_id)
+
     def _move_leader(self, chance: random.Random) -> bool:
-        coordinator, key = self.cluster.coordinator(), self._partition(chance)
-        if coordinator is None or key is None:
+        key = self._partition(chance)
+        if key is None:
             return False
-        coordinator.move_leader(key, chance.randrange(8))
+        self._administration.move_leader(key, chance.randrange(8))
         return True
 
     def _move(self, chance: random.Random) -> bool:
-        coordinator, key = self.cluster.coordinator(), self._partition(chance)
-        if coordinator is None or key is None:
+        """Begin a move, change the target of one that is under way, or cancel it (H25)."""
+        key = self._partition(chance)
+        if key is None:
             return False
+        state = self.cluster.state(key)
+        if (state.adding or state.removing) and chance.random() < 0.3:
+            self._administration.cancel_move(key)
+            return True
         count = self.cluster.plan.replication_factor
         if count == len(self.cluster.brokers):
             count = max(self.cluster.plan.min_insync_replicas, 1) if chance.random() < 0.3 else count
-        coordinator.move(key, chance.sample(sorted(self.cluster.brokers), count))
+        self._administration.move(key, chance.sample(sorted(self.cluster.brokers), count))
         return True
 
     def _delete_records(self, chance: random.Random) -> bool:
@@ -53,23 +70,32 @@ class AdminFaults(Faults):
         plan = self.cluster.plan
         if self._partition(chance) is None:
             return False
-        minimum = chance.randint(plan.min_insync_replicas, plan.replication_factor)
-        self.cluster.configure(min_insync_replicas=str(minimum))
+        for _ in range(1 + (chance.random() < BOTH)):  # Of two requests at once one comes after the other.
+            minimum = chance.randint(plan.min_insync_replicas, plan.replication_factor)
+            self._administration.configure(min_insync_replicas=str(minimum))
+        return True
+
+    def _grow(self, chance: random.Random) -> bool:
+        """The topic gets another partition."""
+        if self._partition(chance) is None or self.cluster.topic.partitions >= MOST_PARTITIONS:
+            return False
+        self._administration.grow()
         return True
 
     def _change_columns(self, chance: random.Random) -> bool:
         """Columns of the typed topic are renamed, added or dropped (H160)."""
         if self._partition(chance) is None:
             return False
-        self.cluster.configure(columns=typed_rows.changed(self.cluster.topic.configs["columns"], chance))
+        self._administration.configure(columns=typed_rows.changed(self.cluster.topic.configs["columns"], chance))
         return True
 
     def _change_durability(self, chance: random.Random) -> bool:
         """Only from a whole cluster to async: who lost power before comes back as one that async promises nothing."""
         running = all(node.running is not None for node in self.cluster.brokers.values())
-        if self._partition(chance) is None or (self.cluster.flushed_only and not (running and self.cluster.is_whole())):
+        durable = self._administration.wants_flushed
+        if self._partition(chance) is None or (durable and not (running and self.cluster.is_whole())):
             return False
-        self.cluster.change_durability(durable=not self.cluster.flushed_only)
+        self._administration.change_durability(durable=not durable)
         return True
 
     def _elect_uncleanly(self, chance: random.Random) -> bool:
@@ -94,7 +120,7 @@ class AdminFaults(Faults):
         """Delete the topic; another one gets its name, sooner or later."""
         if self._partition(chance) is None or not self.cluster.is_healthy():
             return False
-        self.cluster.delete_topic()
+        self._administration.delete_topic()
         self._later(duration(chance), self._create_topic)
         return True
 
@@ -114,10 +140,11 @@ class AdminFaults(Faults):
             self._later(recovers_after_ms, self.cluster.recovery.begin)
 
     def _create_topic(self) -> None:
-        if self._active and not self.cluster.partitions and not self.cluster.create_topic():
-            self._later(300, self._create_topic)
+        if self._active:
+            self._administration.create_topic()
+            if not self.cluster.partitions:
+                self._later(300, self._create_topic)
 
     def _ask_for_unclean(self, key: LogId) -> None:
-        coordinator = self.cluster.coordinator()
-        if coordinator is not None:
-            coordinator.elect_uncleanly(key)
+        if self._active:
+            self._administration.elect_uncleanly(key)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -45,6 +46,7 @@ from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.settings import BrokerSettings
 from headrace_coordinator.runtime import session as coordinator_session
+from headrace_coordinator.runtime import topic_store
 from headrace_server.descriptors import DescriptorShares
 from headrace_server.event_loop_watchdog import LoopLagSampler
 from headrace_server.health import Health
@@ -432,6 +434,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
         stack.enter_context(clients_in_virtual_time())
         for module in (registration, coordinator_session):
             stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
+        stack.enter_context(mock.patch.object(topic_store, "secrets", SimpleNamespace(token_bytes=random.randbytes)))
         if small:
             stack.enter_context(mock.patch.object(restore_guard, "NOTE_SECONDS", 0.5))
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)

@@ -10,21 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from headrace.log.directory import LogId
-from headrace.partition.topic_configs import INT64_MAX
 from headrace.wire.batch import iter_batches
 from headrace.wire.columns import decode_batch
 from headrace_broker.core.roles import Role
-from headrace_coordinator.core import topic_writes
 from headrace_server.cluster_identity import FORMAT_VERSION, ClusterIdentity
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace, meta_key
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Put
-from headrace_server.partition_state import PartitionState, Replica
+from headrace_server.partition_state import PartitionState
 
 from tests.fakes.memory_filesystem import UNLIMITED, Loss, PowerLost
-from tests.simulation import typed_rows
-from tests.simulation.broker import FILE_DELETE_DELAY_MS, Broker
+from tests.simulation.administration import BUSY_MS, Administration
+from tests.simulation.broker import Broker
 from tests.simulation.clients import TOPIC, Client, Consumer, Producer, Reader
 from tests.simulation.coordinator import Coordinator, CoordinatorNode
 from tests.simulation.etcd import Etcd, EtcdRates, run_now
@@ -70,10 +68,11 @@ class Cluster:
         self.identity = ClusterIdentity("simulation", "simulation", 1, b"s" * 32)
         self._write_identity()
         self.topic = metadata_pb2.Topic()
-        """As an administrator wants it; made anew it is another one, with an id of its own."""
+        """As etcd has it; made anew it is another one, with an id of its own."""
+        self.newest_topic_id = b""
+        """The id of the topic that was made last."""
         self._topics: list[bytes] = []
         """The ids of all that there were."""
-        self.flushed_only = plan.durable
         self.not_durable_from: dict[LogId, int] = {}
         """The newest partition epoch that was proposed and that promises only what async does, by partition."""
         self.slow_disk_rate = 0.0
@@ -116,11 +115,11 @@ class Cluster:
             for number in range(2 if self.mirror is not None else 0)
             if self.mirror is not None
         ]
-        self.clients += [*self.table_clients, *self.copiers]
+        self.administration = Administration(self)
+        self.etcd.store.on_commit.insert(0, self.administration.follow)
+        self.clients += [*self.table_clients, *self.copiers, *self.administration.administrators]
         self.writers: list[Producer | TableClient | Copier] = [*self.producers, *self.table_clients, *self.copiers]
         self._orders = 0
-        self._is_settled = False
-        """What administrators did is undone, since everything is healed."""
         self._elects_after_ms = 0
 
     @property
@@ -150,11 +149,6 @@ class Cluster:
         """The partitions of the topic as it is now."""
         return [LogId(self.topic.topic_id, number) for number in range(self.topic.partitions)]
 
-    @property
-    def newest_topic_id(self) -> bytes:
-        """The id of the topic that was made last."""
-        return self._topics[-1]
-
     def life_of(self, topic_id: bytes) -> int:
         """How many topics of its name there were before."""
         return self._topics.index(topic_id)
@@ -183,6 +177,10 @@ class Cluster:
         state = self.state(key)
         return state.durable and self.not_durable_from.get(key, 0) <= state.partition_epoch
 
+    def is_all_durable(self) -> bool:
+        """Whether every partition is, and no request of an administrator can end that."""
+        return not self.administration.may_end_durability and all(self.is_durable(key) for key in self.partitions)
+
     # --- events ---
 
     def step(self) -> None:
@@ -209,16 +207,16 @@ class Cluster:
     # --- start ---
 
     def prepare(self) -> None:
-        """Start everything and create the topic."""
+        """Start everything, and let an administrator create the topic."""
         for coordinator in self.coordinators:
             coordinator.start()
         for node in self.brokers.values():
             node.start()
-        if not self.run_until(self._is_up, START_MS):
+        if not self.run_until(self.is_up, START_MS):
             raise SimulationError("start", "the brokers do not register")
-        if not self.create_topic():
+        if not self.administration.create_topic(explicit=True):
             raise SimulationError("start", "not all brokers are registered")
-        if not self.run_until(self.is_healthy, START_MS):
+        if not self.run_until(lambda: bool(self.partitions) and self.is_healthy(), START_MS):
             raise SimulationError("start", "the topic has no leaders")
         if self.mirror is not None:
             self.mirror.begin()
@@ -226,119 +224,26 @@ class Cluster:
             client.start()
         self._look_after_brokers()
 
-    def _is_up(self) -> bool:
+    def is_up(self) -> bool:
+        """Whether all brokers are registered, and a controller is elected."""
         registered = all(node.broker is not None and node.broker.registered for node in self.brokers.values())
         return registered and self.etcd.store.now(self.keyspace.controller()) is not None
 
-    def create_topic(self) -> bool:
-        """Write what a coordinator writes: all replicas in sync, the first leads in epoch 0.
-
-        False: there is a topic, or too few brokers are registered.
-        """
-        plan = self.plan
-        if self.recovery.is_due:
-            return False
-        self.etcd.store.expire_leases()  # As any write to it does first.
-        live = {each: self.etcd.store.now(self.keyspace.broker(each)) for each in sorted(self.brokers)}
-        sessions = {each: found.create_revision for each, found in live.items() if found is not None}
-        if self.partitions or len(sessions) < plan.replication_factor:
-            return False
-        if not (self.flushed_only or self._is_up()):
-            return False  # A session may be of a machine that lost power: async survives one at a time.
-        configs = {
-            "min_insync_replicas": str(plan.min_insync_replicas),
-            "file_delete_delay_ms": str(FILE_DELETE_DELAY_MS),
-            "timestamp_after_max_ms": str(DAY_MS * 365),  # Clocks of brokers jump.
-        }
-        if plan.retention_ms >= 0:
-            configs |= {"retention_ms": str(plan.retention_ms), "segment_ms": "1000"}
-        if plan.compacts:
-            policy = "compact" if plan.retention_ms < 0 else "compact,delete"
-            configs |= {"cleanup_policy": policy, "min_dirty_percent": "5"}
-            if plan.is_table:
-                configs["table"] = "yes"
-            if plan.expires:
-                configs["delete_retention_ms"] = "0"
-            if plan.retention_ms < 0:
-                configs["retention_ms"] = "-1"
-        configs |= self._flush_settings(flushed_only=self.flushed_only)
-        if plan.typed:
-            configs["columns"] = typed_rows.COLUMNS
-        if plan.mirrors:
-            configs |= {"mirror": "m", "retention_ms": "-1"}
-        self.topic = metadata_pb2.Topic(
-            name="t",
-            topic_id=(len(self._topics) + 1).to_bytes(16, "big"),
-            partitions=plan.partitions,
-            replication_factor=plan.replication_factor,
-            configs=configs,
-        )
-        self._topics.append(self.topic.topic_id)
-        ids = list(sessions)
-        states = {}
-        for number in range(plan.partitions):
-            replicas = [ids[(number + index) % len(ids)] for index in range(plan.replication_factor)]
-            members = tuple(Replica(each, sessions[each]) for each in replicas)
-            states[number] = PartitionState(
-                replicas=tuple(replicas),
-                leader=members[0],
-                leader_epoch=0,
-                in_sync=members,
-                min_insync_replicas=plan.min_insync_replicas,
-                durable=self.flushed_only,
-            )
-        for key in self.partitions:
-            self.checks.add(key)
-        self._write(topic_writes.create(self.keyspace, self.topic, states))
-        return True
-
-    def delete_topic(self) -> None:
-        """Delete the topic with all its partitions, as an administrator does."""
-        self.world.note("op", "deletes the topic")
-        self.remove(self.topic)
-        self.give_up_topic(self.topic.topic_id)
-        self.topic = metadata_pb2.Topic()
-
-    def remove(self, topic: metadata_pb2.Topic) -> None:
-        """Delete a topic in etcd."""
-        found = self.etcd.store.now(self.keyspace.topic(topic.name))
-        assert found is not None
-        self._write(topic_writes.delete(self.keyspace, topic, found.mod_revision, self.world.now_ms))
+    def know_topic(self, topic: metadata_pb2.Topic) -> None:
+        """A topic is about to be stored in etcd: from now on it and its partitions have names."""
+        if topic.topic_id not in self._topics:
+            self._topics.append(topic.topic_id)
+            if topic.name == TOPIC:
+                self.newest_topic_id = topic.topic_id
+        for key in (LogId(topic.topic_id, number) for number in range(topic.partitions)):
+            if key not in self.checks.partitions:
+                self.checks.add(key)
 
     def give_up_topic(self, topic_id: bytes) -> None:
         """A topic is gone: nothing of it is promised, and no wait includes it."""
         for key in self.checks.partitions:
             if key.topic_id == topic_id:
                 self.checks.deleted(key)
-
-    def configure(self, **configs: str) -> None:
-        """Change settings of the topic; brokers and coordinators take them up when they hear of it (H30)."""
-        revision, tid = self._topic_revision(), self.etcd.store.now(self.keyspace.topic_by_id(self.topic.topic_id))
-        assert tid is not None
-        self.topic.configs.update(configs)
-        self._write(topic_writes.configure(self.keyspace, self.topic, revision, tid.mod_revision))
-
-    def _topic_revision(self) -> int:
-        found = self.etcd.store.now(self.keyspace.topic(self.topic.name))
-        assert found is not None
-        return found.mod_revision
-
-    def _write(self, write: topic_writes.Write) -> None:
-        result = run_now(self.etcd.store.txn(write.compares, write.success, write.failure))
-        assert result.succeeded, "no other process writes topics"
-
-    def change_durability(self, *, durable: bool) -> None:
-        """Change the topic's setting."""
-        self.flushed_only = durable
-        self.configure(**self._flush_settings(flushed_only=durable))
-
-    def _flush_settings(self, *, flushed_only: bool) -> dict[str, str]:
-        """The topic's settings of its durability."""
-        plan = self.plan
-        if not plan.flush_ms:
-            return {"durability": "fsync" if flushed_only else "async"}
-        bounds = (plan.flush_messages, plan.flush_ms) if flushed_only else (INT64_MAX, INT64_MAX)
-        return {"durability": "async", "flush_messages": str(bounds[0]), "flush_ms": str(bounds[1])}
 
     def _look_after_brokers(self) -> None:
         """An operator restarts a broker that holds a log offline, as it asks for, once the disk is sound."""
@@ -348,7 +253,7 @@ class Cluster:
                 continue
             broker.rounds_offline += 1
             if broker.rounds_offline == OFFLINE_ROUNDS:
-                lossy = all(self.is_durable(key) for key in self.partitions)
+                lossy = self.is_all_durable()
                 node.kill(Loss.BLOCKS if lossy else Loss.NOTHING)
                 self.world.after(500, self.operator, "", node.start)
         self.world.after(OPERATOR_MS, self.operator, "", self._look_after_brokers)
@@ -363,6 +268,8 @@ class Cluster:
 
     def begin_faults(self) -> None:
         """Let the network, etcd and disks misbehave as the plan says."""
+        if self.plan.is_administrated:
+            self.administration.be_busy(BUSY_MS)
         self.network.rates = self.plan.network_rates()
         self.etcd.rates = self.plan.etcd_rates()
         self.slow_disk_rate = self.plan.slow_disk_rate
@@ -483,24 +390,13 @@ class Cluster:
             if coordinator.coordinator is not None:
                 self.world.resume(coordinator.coordinator.process)
             coordinator.start()
+        self.administration.stop()
         if self.mirror is not None:
             self.mirror.promote()
         for client in self.writers:
             client.sending = False
         for consumer in self.consumers:
             consumer.hurries = True
-
-    def _undo_what_administrators_did(self) -> None:
-        for broker_id in self.brokers:
-            self.undrain(broker_id)
-        if self.partitions:
-            self.configure(min_insync_replicas=str(self.plan.min_insync_replicas))
-
-    def undrain(self, broker_id: int) -> None:
-        """An administrator takes a broker back into service."""
-        coordinator = self.coordinator()
-        if coordinator is not None and self.etcd.store.now(self.keyspace.drained_broker(broker_id)) is not None:
-            coordinator.drain(broker_id, undo=True)
 
     def finish(self) -> None:
         """Heal, wait for what is promised, and let the history be judged."""
@@ -512,6 +408,7 @@ class Cluster:
         if not self.plan.is_table and self.topic.name == TOPIC:
             self._store_more()
         self.checks.check_all()
+        self.administration.judge()
         if self.plan.is_table:
             self._judge_rows()
             return
@@ -548,7 +445,7 @@ class Cluster:
         for clients in (self.producers, self.writers, self.clients):
             clients.append(producer)
         producer.start()
-        wanted = {self.number_of(key) for key in self.partitions}
+        wanted = {self.number_of(key) for key in self.partitions[: self.plan.partitions]}
 
         def is_stored() -> bool:
             mine = (each for each in self.sends[before:] if each.process.partition(" ")[0] == producer.name)
@@ -622,23 +519,19 @@ class Cluster:
             return False
         if self.coordinator() is None:
             return False
-        if not self._is_settled:
-            self._is_settled = True
-            self._undo_what_administrators_did()
         self._elect_uncleanly_again()
-        self.create_topic()
-        return bool(self.partitions) and self.is_quiet()
+        self.administration.create_topic()
+        return self.administration.settle() and bool(self.partitions) and self.is_quiet()
 
     def _elect_uncleanly_again(self) -> None:
         """An administrator who let a replica lead asks again if its log has failed, too: no member is left (H21)."""
-        coordinator = self.coordinator()
-        if coordinator is None or self.world.now_ms < self._elects_after_ms:
+        if self.world.now_ms < self._elects_after_ms:
             return
         self._elects_after_ms = self.world.now_ms + 5_000
         for key in self.partitions:
             partition = self.checks.partitions[key]
             if partition.unclean and partition.state is not None and not partition.state.members:
-                coordinator.elect_uncleanly(key)
+                self.administration.elect_uncleanly(key)
 
     def _what_is_missing(self) -> str:
         states = {self.name_of(key): self.checks.partitions[key].state for key in self.partitions}

@@ -1,54 +1,44 @@
-"""A coordinator: the shipped controller, session and views on a loop in virtual time.
-
-With it an administrator's acts: moves, drains, elections, each written once. Every write compares the key's version
-and the sessions that it names (C1).
-"""
+"""A coordinator: the shipped controller, session, views and services on a loop in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.log.directory import LogId
 from headrace.v1 import cluster_pb2_grpc
 from headrace.wire.errors import MetastoreUnavailableError
-from headrace_coordinator.core.control import new_sessions
-from headrace_coordinator.core.election import RegisteredBroker, elect_uncleanly, electable, is_session
+from headrace_coordinator.core.election import RegisteredBroker
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.answers import Answers
+from headrace_coordinator.rpc.broker_requests import BrokerRequests
 from headrace_coordinator.rpc.cluster_service import SERVICE_NAME, ClusterServicer
+from headrace_coordinator.rpc.partition_changes import PartitionChanges
+from headrace_coordinator.rpc.partition_requests import PartitionRequests
 from headrace_coordinator.rpc.topic_requests import TopicRequests
+from headrace_coordinator.runtime.ambiguous_writes import AmbiguousWriteResolver
+from headrace_coordinator.runtime.broker_store import BrokerStore
 from headrace_coordinator.runtime.controller import Controller
+from headrace_coordinator.runtime.metadata_limits import GroupBounds, MetadataLimits
 from headrace_coordinator.runtime.partition_reconciler import registered_sessions
+from headrace_coordinator.runtime.partition_store import PartitionStore
 from headrace_coordinator.runtime.session import CoordinatorSession
+from headrace_coordinator.runtime.topic_owners import TopicOwners
+from headrace_coordinator.runtime.topic_store import TopicStore
 from headrace_coordinator.settings import CoordinatorSettings
 from headrace_server.internal_v1 import metadata_pb2
-from headrace_server.metadata_view import ClusterView, PartitionEntry
-from headrace_server.metastore.api import (
-    Compare,
-    CreateRevisionIs,
-    Delete,
-    Metastore,
-    MetastoreRolledBackError,
-    ModRevisionIs,
-    Operation,
-    Put,
-)
+from headrace_server.metadata_view import ClusterView
+from headrace_server.metastore.api import Metastore, MetastoreRolledBackError, Operation, Put
 from headrace_server.metastore.view import PrefixView
-from headrace_server.partition_state import Move, PartitionState, ask_hand_over, change, encode
 from prometheus_client import CollectorRegistry
 
-from tests.simulation.etcd import EtcdClient
 from tests.simulation.transport import Server
 from tests.simulation.virtual_lease import LoopRenewer
 from tests.simulation.virtual_loop import LoopMetastore, VirtualLoop
-from tests.simulation.world import NodeClock, WallClock, spawn
+from tests.simulation.world import NodeClock, WallClock
 
 if TYPE_CHECKING:
-    from headrace.log.directory import LogId
-
     from tests.simulation.cluster import Cluster
 
 LEASE_TTL_MS = 3_000
@@ -96,7 +86,6 @@ class Coordinator:
         self.process = cluster.world.start_process(node.name)
         self.loop = VirtualLoop(cluster.world, self.process)
         self.clock = NodeClock(cluster.world, self.process, WallClock(0))
-        self.etcd = EtcdClient(cluster.etcd, self.process)
         self.view: ClusterView | None = None
         self.controller: Controller | None = None
         self._epoch = 0
@@ -130,7 +119,7 @@ class Coordinator:
                 except MetastoreUnavailableError:
                     await asyncio.sleep(0.2)
             view = self.view = ClusterView(cluster.identity, source)
-            address = await self._serve(view)
+            address = await self._serve(view, source)
             session = CoordinatorSession(
                 self._metastore,
                 cluster.keyspace,
@@ -160,23 +149,29 @@ class Coordinator:
         except* Exception as failed:
             self.loop.fail("the coordinator ended", failed)
 
-    async def _serve(self, view: ClusterView) -> str:
-        """Answer what clients ask: metadata, settings, producer ids. Administrators' acts are below."""
+    async def _serve(self, view: ClusterView, source: PrefixView) -> str:
+        """Answer clients and administrators, as the app does. Their writes are not the controller's (I14)."""
         unused: Any = None
+        cluster = self.cluster
         settings = CoordinatorSettings(coordinator_id=self.node.name)
-        answers = Answers(unused, METRICS, default_timeout_ms=unused)
+        metastore: Metastore = LoopMetastore(cluster.etcd, self.process, self.loop)  # type: ignore[assignment]
+        writes = AmbiguousWriteResolver(metastore, METRICS, max_inflight=settings.max_inflight_writes)
+        store = TopicStore(writes, view, METRICS, self.clock, TopicOwners(unused, view.keyspace, self.clock))
+        answers = Answers(source, METRICS, default_timeout_ms=settings.default_timeout_ms)
+        limits = MetadataLimits(GroupBounds(settings.max_groups, settings.max_group_members, settings.max_group_bytes))
+        changes = PartitionChanges(PartitionStore(writes, view), store, view, answers)
         servicer = ClusterServicer(
-            self._metastore,
+            metastore,
             view,
-            topics=TopicRequests(unused, view, answers, settings, unused),
-            partitions=unused,
-            brokers=unused,
+            topics=TopicRequests(store, view, answers, settings, limits),
+            partitions=PartitionRequests(changes, store, view, answers, settings, METRICS),
+            brokers=BrokerRequests(BrokerStore(writes, view.keyspace, self.clock), view, answers),
             settings=settings,
             metrics=METRICS,
             etcd_version="",
             draw=self.world.chance("producer ids").randrange,
         )
-        server = Server(self.cluster.transport, self.loop, self.process)
+        server = Server(cluster.transport, self.loop, self.process)
         server.add(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, servicer, SERVICE_NAME)
         return await server.start(f"{self.node.name}:7170")
 
@@ -199,74 +194,3 @@ class Coordinator:
         """The registered brokers as this coordinator sees them."""
         assert self.view is not None, "it is loaded"
         return registered_sessions(self.view)
-
-    # --- an administrator's acts ---
-
-    def _entry(self, key: LogId) -> PartitionEntry | None:
-        return None if self.view is None else self.view.partition(*key)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        spawn(self.process, work)
-
-    async def administrate(
-        self, key: LogId, before: PartitionState, after: PartitionState, mod_revision: int, what: str
-    ) -> None:
-        """Write what an administrator wants of a partition, once."""
-        etcd_key = self.cluster.partition_key(key)
-        compares: list[Compare] = [
-            ModRevisionIs(etcd_key, mod_revision),
-            *(
-                CreateRevisionIs(self.cluster.keyspace.broker(each.broker_id), each.broker_epoch)
-                for each in new_sessions(before, after)
-            ),
-        ]
-        with contextlib.suppress(MetastoreUnavailableError):
-            await self.etcd.txn(compares, [Put(etcd_key, encode(after))], what=f"{self.cluster.name_of(key)} {what}")
-
-    def move(self, key: LogId, target: Sequence[int]) -> None:
-        """Begin to move a partition's replicas."""
-        entry = self._entry(key)
-        if entry is None or entry.state.adding or entry.state.removing or set(target) == set(entry.state.replicas):
-            return
-        state = entry.state
-        adding = [broker_id for broker_id in target if broker_id not in state.replicas]
-        removing = [broker_id for broker_id in state.replicas if broker_id not in target]
-        move = Move([*state.replicas, *adding], adding, removing)
-        after = change(state, leader=state.leader, in_sync=state.in_sync, move=move)
-        self.world.count("moves begun")
-        self._spawn(self.administrate(key, state, after, entry.mod_revision, f"move to {list(target)}"))
-
-    def move_leader(self, key: LogId, chosen: int) -> None:
-        """Ask for a member of the in-sync set to lead, by its place (H24)."""
-        entry = self._entry(key)
-        if entry is None or not entry.state.in_sync:
-            return
-        state = entry.state
-        leader = state.in_sync[chosen % len(state.in_sync)]
-        if leader == state.leader or not is_session(leader, self.sessions()):
-            return
-        after = ask_hand_over(state, (leader,))
-        self.world.count("hand-overs asked for")
-        self._spawn(self.administrate(key, state, after, entry.mod_revision, f"leader to {leader}"))
-
-    def elect_uncleanly(self, key: LogId) -> None:
-        """Elect any replica that is alive, where a clean election is impossible (H21)."""
-        entry = self._entry(key)
-        if entry is None or electable(entry.state, live := self.sessions()):
-            return
-        self.world.count("unclean elections asked for")
-        self.cluster.checks.unclean_allowed(key)
-        after = elect_uncleanly(entry.state, live)
-        if after is not None:
-            self._spawn(self.administrate(key, entry.state, after, entry.mod_revision, "unclean election"))
-
-    def drain(self, broker_id: int, *, undo: bool) -> None:
-        """Take a broker out of service, or back."""
-        key = self.cluster.keyspace.drained_broker(broker_id)
-        operation = Delete(key) if undo else Put(key, metadata_pb2.DrainedBroker().SerializeToString())
-
-        async def write() -> None:
-            with contextlib.suppress(MetastoreUnavailableError):
-                await self.etcd.txn([], [operation], what=f"{'undrain' if undo else 'drain'} b{broker_id}")
-
-        self._spawn(write())

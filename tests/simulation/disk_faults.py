@@ -171,11 +171,11 @@ class DiskFaults(Faults):
 
     def _let_lead(self, node: BrokerNode) -> None:
         """Ask for all leaderships that it may have."""
-        coordinator = self.cluster.coordinator()
-        for key in self.cluster.partitions if coordinator is not None else ():
-            in_sync = [entry.broker_id for entry in self.cluster.state(key).in_sync]
-            if coordinator is not None and node.broker_id in in_sync:
-                coordinator.move_leader(key, in_sync.index(node.broker_id))
+        for key in self.cluster.partitions if not self.cluster.recovery.is_due else ():
+            state = self.cluster.state(key)
+            members = [entry.broker_id for entry in state.in_sync if entry.broker_id not in state.removing]
+            if node.broker_id in members:
+                self.cluster.administration.move_leader(key, members.index(node.broker_id))
 
     def _clock_jump(self, chance: random.Random) -> bool:
         """Where records go by their age, a jump that is guarded against (H43)."""

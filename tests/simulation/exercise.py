@@ -34,6 +34,8 @@ CLIENTS = (
     "H143",
 )
 """What clients are told, and what their shipped cores make of it."""
+ADMINISTRATORS = tuple(f"administrators, {kind}" for kind in ("create", "delete", "configure", "grow", "move"))
+"""What administrators were answered, by kind of request."""
 FORGOTTEN = "producers forgotten"
 COMPRESSED = "compressed batches sent"
 LOOPED = "records of loops"
@@ -49,13 +51,13 @@ SELDOM_FAULTS = (
     "unclean election",
 )
 """Drawn and done too seldom to be required: a test of its own asks for each."""
-SELDOM_WITH_TABLES = (*SELDOM_FAULTS, "delete records", "volume put back")
+SELDOM_WITH_TABLES = (*SELDOM_FAULTS, "delete records", "volume put back", "partitions added")
 ENOUGH_SEEDS = 60
 """This many drawn seeds of at least `FULL_STEPS` exercise everything."""
 
 REQUIRED = (
     *(CHECKED + name for name in (*INVARIANTS, *CLIENTS)),
-    *(JUDGED + name for name in ANOMALIES),
+    *(JUDGED + name for name in (*ANOMALIES, *ADMINISTRATORS)),
     *(FAULT + name for name in (*FAULTS, *LATER_FAULTS) if name not in SELDOM_FAULTS),
     FORGOTTEN,
     COMPRESSED,

@@ -462,6 +462,7 @@ class Checks:
         """One write of a partition's key (I5, I11, I12)."""
         partition = self.partitions[key]
         before, partition.state = partition.state, after
+        self._cluster.administration.placed(key, before, after)
         members = [entry.broker_id for entry in (*after.in_sync, *after.eligible_leaders)]
         if (
             (after.leader is not None and after.leader not in after.in_sync)

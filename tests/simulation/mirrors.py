@@ -93,7 +93,12 @@ class MirrorChecks:
         self._cluster = cluster
         self.logs = [copied_log(cluster.plan.seed, number) for number in range(cluster.plan.partitions)]
         self._by_base = [{batch.header.base_offset: batch for batch in log} for log in self.logs]
-        self.is_promoted = False
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether etcd has it as a topic of its own."""
+        topic = self._cluster.topic
+        return bool(topic.name) and not topic.configs.get("mirror")
 
     def begin(self) -> None:
         """Note that any of the copied records may come, and let an administrator promote the mirror some time."""
@@ -105,11 +110,10 @@ class MirrorChecks:
         cluster.world.after(chance.randint(*PROMOTED_MS), cluster.operator, "", self.promote)
 
     def promote(self) -> None:
-        """Remove the setting, once."""
+        """Ask for the end of the setting."""
         if not self.is_promoted:
             self._cluster.world.note("op", "promotes the mirror")
-            self._cluster.configure(mirror="")
-            self.is_promoted = True
+            self._cluster.administration.configure(mirror="")
 
     def note(self, number: int, batch: CopiedBatch, outcome: str, *, promised: bool) -> None:
         """Write an append into the history: any copier may repeat it."""

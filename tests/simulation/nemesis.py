@@ -55,6 +55,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "move": self._move,
             "delete records": self._delete_records,
             "minimum changes": self._change_minimum,
+            "partitions added": self._grow,
             COLUMNS_CHANGE: self._change_columns,
             "durability changes": self._change_durability,
             "unclean election": self._elect_uncleanly,

@@ -58,6 +58,7 @@ LATER_FAULTS = {
     "etcd put back": 0.2,
     "coordinator pauses": 0.25,
     "client cut off": 0.25,
+    "partitions added": 0.15,
 }
 """What the nemesis may do, too, in such a share of the seeds that may have it: drawn by a stream of each one's own, so
 that other seeds keep their faults."""
@@ -144,6 +145,8 @@ class Plan(FaultProfile):
     """The topic has columns, which change where the faults have that."""
     mirrors: bool = False
     """The topic is a mirror, whose log copiers append, until it is promoted."""
+    is_administrated: bool = False
+    """Administrators create, change and delete another topic all the time."""
     fences: bool = False
     """As the broker's `fence_on_lease_loss`."""
     cold_cache: bool = False
@@ -220,6 +223,7 @@ class Plan(FaultProfile):
             retention_ms=chance.choice((-1, -1, -1, -1, 2_000)),
             compacts=random.Random(f"{seed}/compacts").random() < COMPACTS_SHARE,
             retention_interval_ms=chance.choice((300, 1_000)),
+            is_administrated=random.Random(f"{seed}/administrated").random() < ADMINISTRATED_SHARE,
             fences=chance.random() < 0.2,
             cold_cache=chance.random() < 0.2,
         )
@@ -237,8 +241,9 @@ class Plan(FaultProfile):
         )
 
     def with_table(self) -> Plan:
-        """Return the plan with clients of a table; no one removes rows by their age or offset."""
-        return replace(self, compacts=True, is_table=True, retention_ms=-1, producers=())
+        """Return the plan with clients of a table; no one removes rows by their age or offset, or adds partitions."""
+        faults = tuple(each for each in self.faults if each != "partitions added")
+        return replace(self, compacts=True, is_table=True, retention_ms=-1, producers=(), faults=faults)
 
     def with_mirror(self) -> Plan:
         """Return the plan with a mirror, and without what gives up the topic, its settings or its records."""
@@ -299,12 +304,15 @@ EXPIRES_SHARE = 0.5
 """In this share of the seeds with a table some columns expire."""
 PURGES_SHARE = 0.5
 """In this share of the seeds with a table rows are purged."""
+ADMINISTRATED_SHARE = 0.3
+"""In this share of seeds administrators have another topic."""
 FORGETS_SHARE = 0.15
 """In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")
 """After it much may be lost that otherwise must not."""
-_ENDS_MIRRORS = ("topic made anew", "etcd put back", "unclean election")
-"""Another topic would be another mirror, an earlier etcd has its setting, and the copied log is not lost."""
+_ENDS_MIRRORS = ("topic made anew", "etcd put back", "unclean election", "partitions added")
+"""Another topic would be another mirror, an earlier etcd has its setting, the copied log is not lost and has no more
+partitions."""
 _TAKES_DISKS = ("volume put back", "etcd put back")
 """Where one replica may be the only one that has a record, or a write promises what async does, these would lose it."""
 _LOSSY = ("power all", "power in a call", "disk error", "corruption", "disk replaced", "disk full")

@@ -7,10 +7,12 @@ started.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.log.errors import WrongDirectoryError
 from headrace_broker.log_state_export import look_at
+from headrace_coordinator.core import topic_writes
 from headrace_coordinator.recover_metadata import parse_log_state, recover_in
 from headrace_server.cluster_identity import read_or_create
 from headrace_server.internal_v1 import metadata_pb2
@@ -60,6 +62,7 @@ class Recovery:
         self._held_back = {node.broker_id for node in out}
         for node in out:
             node.kill(Loss.NOTHING)
+        cluster.administration.etcd_went_back()
         cluster.checks.etcd_went_back()
         cluster.etcd.put_back(backup, backup.revision + BUMP if bumped else backup.revision)
 
@@ -109,6 +112,7 @@ class Recovery:
         cluster.identity = run_now(read_or_create(store, cluster.identity.cluster, ""))
         cluster.checks.generation_began()
         self._settle_topics()
+        cluster.administration.generation_began()
 
     def _settle_topics(self) -> None:
         """Continue with the topic under its present name; topics of the past that reappeared are dropped."""
@@ -124,12 +128,32 @@ class Recovery:
         for topic_id, topic in sorted(found.items()):
             if topic_id != wanted or (cluster.plan.typed and "columns" not in topic.configs):
                 cluster.world.count("topics of the past that came back")
-                cluster.remove(topic)
+                self._remove(topic)
                 del found[topic_id]
         if wanted in found:
             cluster.topic = found[wanted]
             if cluster.topic.name.startswith("recovered-"):
                 cluster.world.count("topics that etcd had lost")
-            cluster.configure(**configs)
+            self._configure(configs)
         elif wanted:
             cluster.give_up_topic(wanted)
+
+    def _remove(self, topic: metadata_pb2.Topic) -> None:
+        """Delete a topic while everything is stopped."""
+        keyspace = self._cluster.keyspace
+        self._write(topic_writes.delete(keyspace, topic, self._revision(keyspace.topic(topic.name)), 0))
+
+    def _configure(self, configs: Mapping[str, str]) -> None:
+        """Store the latest settings of the topic while everything is stopped."""
+        keyspace, topic = self._cluster.keyspace, self._cluster.topic
+        topic.configs.update(configs)
+        revisions = self._revision(keyspace.topic(topic.name)), self._revision(keyspace.topic_by_id(topic.topic_id))
+        self._write(topic_writes.configure(keyspace, topic, *revisions))
+
+    def _revision(self, key: str) -> int:
+        found = self._cluster.etcd.store.now(key)
+        assert found is not None, "the new generation has it"
+        return found.mod_revision
+
+    def _write(self, write: topic_writes.Write) -> None:
+        assert run_now(self._cluster.etcd.store.txn(write.compares, write.success, write.failure)).succeeded

@@ -29,7 +29,7 @@ from tests.simulation.etcd import run_now
 from tests.simulation.history import OK, UNKNOWN, Send
 from tests.simulation.host import Host
 from tests.simulation.plan import Plan
-from tests.simulation.world import SimulationError, spawn
+from tests.simulation.world import SimulationError
 
 FIRST_PRODUCER = 5_000
 ACKS = {-1: broker_pb2.ACKS_ALL, 0: broker_pb2.ACKS_NONE, 1: broker_pb2.ACKS_LEADER}
@@ -215,7 +215,7 @@ class Scenario:
 
     def configure(self, **configs: str) -> None:
         """Change the topic's settings, and wait until the brokers that run have taken them up."""
-        self.cluster.configure(**configs)
+        self.cluster.administration.configure(**configs)
 
         def is_known() -> bool:
             hosts = [self.cluster.host(broker_id, self.key) for broker_id in self.state.replicas]
@@ -420,27 +420,19 @@ class Scenario:
 
     def move(self, *broker_ids: int) -> None:
         """An administrator moves the partition to these brokers."""
-        coordinator = self.cluster.coordinator()
-        assert coordinator is not None
-        coordinator.move(self.key, broker_ids)
+        self.cluster.administration.move(self.key, broker_ids)
 
     def elect_uncleanly(self) -> None:
         """An administrator elects any replica, where no complete one is alive."""
-        coordinator = self.cluster.coordinator()
-        assert coordinator is not None
-        coordinator.elect_uncleanly(self.key)
+        self.cluster.administration.elect_uncleanly(self.key)
 
     def elect(self, broker_id: int) -> None:
         """An administrator moves leadership to a member of the in-sync set, and the broker takes it up."""
-        state, coordinator = self.state, self.cluster.coordinator()
+        state = self.state
         leader = state.replica_of(broker_id)
         assert leader is not None, f"b{broker_id} is in sync"
-        assert coordinator is not None
-        found = self.cluster.etcd.store.now(self.cluster.partition_key(self.key))
-        assert found is not None
         after = change(state, leader=leader, in_sync=state.in_sync)
-        write = coordinator.administrate(self.key, state, after, found.mod_revision, f"elect b{broker_id}")
-        spawn(coordinator.process, write)
+        run_now(self.cluster.etcd.store.txn([], [Put(self.cluster.partition_key(self.key), encode(after))]))
         self.until_leads(broker_id)
 
     def ask_hand_over(self, broker_id: int) -> None:

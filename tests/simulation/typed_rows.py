@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow
 from headrace.wire.decoded import Columns
-from headrace.wire.typed.topic_columns import TopicColumns, evolved, parse_columns
+from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 COLUMNS = "1 name string, 2 filling string"
 NAMES = ("name", "title", "label")
@@ -56,7 +56,7 @@ def names_in(batch: Columns) -> list[str]:
 
 
 def changed(before: str, chance: random.Random) -> str:
-    """Return the columns after an administrator has renamed the first one, or has added or dropped another."""
+    """Return what an administrator asks for who renames the first column, or adds or drops another."""
     columns = parse_columns(before)
     named, filling = _labels(columns)
     if chance.random() < 0.6:
@@ -64,4 +64,4 @@ def changed(before: str, chance: random.Random) -> str:
     wanted = [f"1 {named} string", f"2 {filling} string"]
     if len(columns.current) == 2 and chance.random() < 0.5:
         wanted.append(f"{NOTE}{chance.randrange(1 << 40)} int64")
-    return evolved(before, ", ".join(wanted), "backward")
+    return ", ".join(wanted)

@@ -10,7 +10,7 @@ import heapq
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from tests.fakes.memory_filesystem import PowerLost
@@ -215,24 +215,3 @@ class Wait(Generic[ResultT]):
         if isinstance(result, BaseException):
             raise result
         return result  # type: ignore[no-any-return]
-
-
-def spawn(process: Process, coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine of `Wait`s as long as its process lives."""
-
-    def resume(value: Any) -> None:
-        if not process.alive:
-            coroutine.close()
-            return
-        try:
-            wait: Wait[Any] = coroutine.send(value)
-        except StopIteration:
-            return
-        wait.start(resume)
-
-    resume(None)
-
-
-def sleep(world: World, process: Process, delay_ms: int) -> Wait[None]:
-    """Wait for virtual time."""
-    return Wait(lambda done: world.after(delay_ms, process, "", lambda: done(None)))
