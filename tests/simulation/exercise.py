@@ -77,7 +77,11 @@ REQUIRED_OF_TABLES = (
     "row writes failed",
     "row writes unknown",
     "row bulk writes ok",
+    "row deletions ok",
     "row reads",
+    "reads of rows: count",
+    "reads of rows: get_many",
+    "reads of rows: scan",
     "rows that had expired",
     "replicas purged",
 )

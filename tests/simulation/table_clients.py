@@ -25,6 +25,10 @@ LIFE_MS = (1, 50, 400, 2_000)
 """Lives of what expires."""
 BULK_SHARE = 0.5
 """Of the writes without a condition."""
+DELETED_SHARE = 0.15
+"""Of the writes of one row."""
+MANY_SHARE = 0.3
+"""Of the reads from leaders: of all rows at once."""
 
 
 class TableClient(Client):
@@ -41,6 +45,8 @@ class TableClient(Client):
         self._versions: dict[str, int] = {}
         self._topic_id = b""
         self._bulk = self._apart("bulk")
+        self._deleting = self._apart("deleting")
+        self._reading = self._apart("reading")
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
         return None if self._table is None else self._table._operations._metadata
@@ -54,10 +60,14 @@ class TableClient(Client):
             draw = self._chance.random()
             if self.cluster.plan.purges and self._chance.random() < 0.04:
                 await self._purge(row)
+            elif draw < 0.45 and self._deleting.random() < DELETED_SHARE:
+                await self._delete(row, self._deleting.choice((None, self._versions.get(row, ABSENT))))
             elif draw < 0.45:
                 await self._put(row, self._versions.get(row, ABSENT))
             elif draw < 0.6:
                 await (self._put_many() if self._bulk.random() < BULK_SHARE else self._put(row, None))
+            elif draw <= 0.85 and self._reading.random() < MANY_SHARE:
+                await self._read_rows()
             else:
                 await self._get(row, from_replica=draw > 0.85)
             self.waits = False
@@ -81,6 +91,31 @@ class TableClient(Client):
         self._note(
             row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
             expires=ttl is not None,
+        )  # fmt: skip
+
+    async def _delete(self, row: str, expected: int | None) -> None:
+        """Delete a row, as `Table.delete` does: for the model a write of what ends at once."""
+        assert self._table is not None
+        self._writes += 1
+        value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
+        outcome, version = OK, ABSENT
+        try:
+            deleting = self._table._operations.write(row, None, if_version=expected, ttl_ms=0, timeout=2.0)
+            version = await self._table._calls.run(deleting)
+            self._versions[row] = ABSENT
+        except VersionConflictError as error:
+            outcome, version = REFUSED, error.version
+            self._versions[row] = version
+        except HeadraceError as error:
+            outcome = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
+            self.world.count(f"row deletions failed: {error.code.name}")
+        self.world.count(f"row deletions {outcome}")
+        if outcome == OK and version == ABSENT:  # There was nothing to delete.
+            self._note(row, begin, topic_id, outcome=OK, version=ABSENT, value="")
+            return
+        self._note(
+            row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
+            expires=True,
         )  # fmt: skip
 
     async def _purge(self, row: str) -> None:
@@ -138,15 +173,44 @@ class TableClient(Client):
         except HeadraceError as error:
             self.world.count(f"row reads failed: {error.code.name}")
             return
+        self._note_read(row, found, begin, topic_id, own, from_replica=from_replica)
+
+    async def _read_rows(self) -> None:
+        """Read all rows at once, or in pages of a scan, or count them: each is read by itself."""
+        assert self._table is not None
+        begin, topic_id, owns = self.cluster.next_order(), self._topic(), dict(self._versions)
+        found: dict[str, Row] = {}
+        kind = self._reading.choice(("get_many", "scan", "count"))
+        try:
+            if kind == "count":
+                count = await self._table.count(timeout=2.0)
+                if not count.rows <= count.columns <= 2 * count.rows <= 2 * len(ROWS):
+                    self.cluster.promises.breaks("I31", f"{self.name} counted {count} of {len(ROWS)} rows")
+            elif kind == "scan":
+                async for row in self._table.scan(page_rows=self._reading.choice((1, 2, 500)), timeout=2.0):
+                    found[str(row.key.decode())] = row
+            else:
+                rows = await self._table.get_many(ROWS, timeout=2.0)
+                found = {name: row for name, row in zip(ROWS, rows, strict=True) if row is not None}
+        except HeadraceError as error:
+            self.world.count(f"row reads failed: {error.code.name}")
+            return
+        self.world.count(f"reads of rows: {kind}")
+        for name in ROWS if kind != "count" else ():
+            own = owns.get(name, ABSENT)
+            self._note_read(name, found.get(name), begin, topic_id, own, from_replica=False)
+
+    def _note_read(
+        self, row: str, found: Row | None, begin: int, topic_id: bytes, own: int, *, from_replica: bool
+    ) -> None:
         version = ABSENT if found is None else found.version
         self.world.count("row reads")
         if found is None and own > ABSENT:
             self.world.count("rows that had expired")
         if found is not None and set(found) != {"filling", "value"}:
             self.cluster.promises.breaks("I31", f"{self.name} read a part of row {row}: {found}")
-        is_gone = found is None and (self.cluster.plan.expires or self.cluster.plan.purges)
         if topic_id == self._topic():  # Otherwise `own` is of the topic before.
-            if from_replica and version < own and not is_gone:
+            if from_replica and found is not None and version < own:
                 self.cluster.row_problems.append((topic_id, f"{self.name} read {row} at {version} after {own}"))
             self._versions[row] = max(version, own)
         value = "" if found is None else str(found["value"])
