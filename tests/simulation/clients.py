@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ from tests.simulation.client_calls import ClientLoop
 from tests.simulation.exercise import CHECKED
 from tests.simulation.history import FAIL, OK, REPLACEABLE, UNKNOWN, Poll, Send, is_replaceable
 from tests.simulation.promises import address_of, name_of
+from tests.simulation.time_lookups import TimeLookup
 from tests.simulation.typed_rows import COLUMNS, row_of, table_of
+from tests.simulation.world import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -61,6 +64,9 @@ PATIENCE_MS = 300
 """A call is cancelled after less than that."""
 ROAMING, KEYED = 0.5, 0.5
 """Share of producers that select partitions by themselves, and of their sends whose records have keys."""
+BY_TIME = 0.25
+"""Of a reader's readings: those that begin at a time, mostly a past one."""
+EARLIER_MS, LATER_MS = 8_000, 300
 LINGERING = 0.5
 """Share of producers that wait for what they sent after a while only: a wait for a record sends its open batch."""
 TIGHT = 0.3
@@ -320,6 +326,8 @@ class _Reading(Client):
         self._key: LogId | None = None
         self._position = 0
         self._moved = True
+        self._assigned: int | None = None
+        """Where the shipped client began."""
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
         return None if self._core is None else self._core.fetcher.engine.cluster_metadata
@@ -333,7 +341,7 @@ class _Reading(Client):
 
     def _assign(self, assign: Any, where: TopicPartition, offset: int, *args: Any, **named: Any) -> None:
         assign(where, offset, *args, **named)
-        self._position, self._moved = offset, True
+        self._position, self._moved, self._assigned = offset, True, offset
 
     def _seek(self, positions: Any, seek: Any, where: TopicPartition, offset: int, topic_id: bytes = b"") -> None:
         before = LogId(positions.topic_id(where), where.partition)
@@ -461,23 +469,38 @@ class Consumer(_Reading):
 
 
 class Reader(_Reading):
-    """Reads one partition, or its last records, up to its present end, again and again."""
+    """Reads one partition, or its last records, or those from a time on, up to its present end, again and again."""
 
     async def _live(self) -> None:
+        by_time = self._apart("by time")
         while True:
             await self._rest(self.period_ms)
             part: dict[str, Any] = {"last_per_partition": 5} if self._chance.random() < 0.7 else {}
+            begin_ms, self._assigned = self.world.now_ms, None
+            at_ms: int | None = None
+            if by_time.random() < BY_TIME:
+                at_ms = EPOCH_MS + max(0, begin_ms + by_time.randrange(-EARLIER_MS, LATER_MS))
+                part = {"start": datetime.fromtimestamp(at_ms / 1000, UTC)}
             partitions = [self.where.partition]
             reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
             self._watch(reader._core)
             try:
                 async with reader:
+                    if at_ms is not None:
+                        self._note_lookup(reader, at_ms, begin_ms)
                     while not await self._read_on(reader):
                         self.world.count("reads cancelled")
                     self._check_end(reader)
             except HeadraceError as error:
                 self.world.count(f"readers failed: {error.code.name}")
             self._core = None
+
+    def _note_lookup(self, reader: aio.Reader, at_ms: int, begin_ms: int) -> None:
+        """Note where the reader begins that asked for a time."""
+        if self._assigned is not None:
+            key = LogId(reader.topic_id, self.where.partition)
+            found = TimeLookup(self.name, at_ms, self._assigned, begin_ms)
+            self.cluster.time_lookups.setdefault(key, []).append(found)
 
     async def _read_on(self, reader: aio.Reader) -> bool:
         """Read to the end; return whether it was reached."""

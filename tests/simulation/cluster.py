@@ -40,6 +40,7 @@ from tests.simulation.reference_log import Entry, entry_of
 from tests.simulation.registers import Operation, check_registers
 from tests.simulation.table_clients import TableClient
 from tests.simulation.table_columns import compare_columns, newest_columns
+from tests.simulation.time_lookups import TimeLookup, check_lookups, timed_batches
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
@@ -82,6 +83,8 @@ class Cluster:
         self.dead_loops: list[VirtualLoop] = []
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
+        self.time_lookups: dict[LogId, list[TimeLookup]] = {}
+        """What readers were answered that began at a time."""
         self.row_operations: dict[bytes, list[Operation]] = {}
         """What clients of the table did, by topic."""
         self.row_problems: list[tuple[bytes, str]] = []
@@ -409,6 +412,7 @@ class Cluster:
             self._store_more()
         self.checks.check_all()
         self.administration.judge()
+        self._judge_lookups()
         if self.plan.is_table:
             self._judge_rows()
             return
@@ -469,6 +473,19 @@ class Cluster:
                 with host.broker.node.sound_disk():
                     copies.add((int(host.log.log_start_offset), mirror.check_disk(host, host.log)))
             self.world.count("copies that stay", max(count for _, count in copies))
+
+    def _judge_lookups(self) -> None:
+        for key in self.partitions:
+            partition, lookups = self.checks.partitions[key], self.time_lookups.get(key, [])
+            leader = self.leader_host(key)
+            if partition.unclean or not lookups or leader is None:
+                continue
+            with leader.broker.node.sound_disk():
+                batches = timed_batches(leader.log, leader.replica.high_watermark)
+            problems = check_lookups(lookups, batches, self.log_start(key), partition.appended_ms)
+            self.world.count(JUDGED + "time look-ups", len(lookups))
+            if problems:
+                raise SimulationError("time look-up", f"{self.name_of(key)}: {'; '.join(problems[:5])}")
 
     def _judge_rows(self) -> None:
         for topic_id, operations in self.row_operations.items():

@@ -57,7 +57,7 @@ ENOUGH_SEEDS = 60
 
 REQUIRED = (
     *(CHECKED + name for name in (*INVARIANTS, *CLIENTS)),
-    *(JUDGED + name for name in (*ANOMALIES, *ADMINISTRATORS)),
+    *(JUDGED + name for name in (*ANOMALIES, *ADMINISTRATORS, "time look-ups")),
     *(FAULT + name for name in (*FAULTS, *LATER_FAULTS) if name not in SELDOM_FAULTS),
     FORGOTTEN,
     COMPRESSED,
