@@ -9,8 +9,9 @@ BUSY_ADMINISTRATORS = {
     "is_administrated": True,
     "faults": ("answers lost", "coordinator pauses"),
     "fault_period_ms": 700,
-    "rates": ("lost answers", "late applies", "no space"),
-    "rate": 0.08,
+    "rates": ("late applies", "no space"),
+    "rate": 0.15,
+    "producers": (),
 }
 NO_THREADS = "The simulator renews leases itself: the keeper is a thread with a channel of its own."
 
@@ -64,6 +65,14 @@ ETCD = (
         "AmbiguousWriteResolver.resolve",
         never("tracker.pending or tracker.unanswered is not None"),
         "An administrator is told that nothing has taken effect, though a write has no answer.",
+        Simulation(60, changes=BUSY_ADMINISTRATORS),
+    ),
+    Mutant(
+        "refusals-forget-earlier-attempts",
+        "C2",
+        "AmbiguousWriteResolver._attempt_once",
+        never("tracker.unanswered is not None"),
+        "A creation is refused for certain, though the topic of its first attempt was created and deleted.",
         Simulation(60, changes=BUSY_ADMINISTRATORS),
     ),
     Mutant(

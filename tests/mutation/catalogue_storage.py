@@ -254,4 +254,12 @@ STORAGE = (
         "After a truncation a snapshot of the producers has sequences of records that are gone.",
         Scenario("test_retries.py::test_a_record_that_was_cut_is_no_duplicate"),
     ),
+    Mutant(
+        "time-of-a-batch-is-its-first",
+        "H162",
+        "LogReader._find_time",
+        replace("batch_timestamp(header, kind)", "header.base_timestamp_ms"),
+        "A reader that begins at a time skips the records of a batch whose first one is earlier.",
+        Simulation(60),
+    ),
 )

@@ -87,7 +87,7 @@ def check_topic(
     for each in changes:
         if each.outcome == OK and not _is_applied(each, versions, mark_name):
             problems.append(f"{each} was acknowledged and not applied")
-        if each.outcome == REFUSED and not has_stale_reads and not _is_refused_rightly(each, versions):
+        if not (has_stale_reads or each.outcome == OK or _is_refused_rightly(each, versions, mark_name)):
             problems.append(f"{each} was refused without a reason")
     return problems
 
@@ -146,14 +146,21 @@ def _is_applied(change: Change, versions: Sequence[TopicVersion], mark_name: str
     return change.kind not in (CREATE, DELETE, CONFIGURE, GROW)
 
 
-def _is_refused_rightly(change: Change, versions: Sequence[TopicVersion]) -> bool:
-    """Return whether what an error says about the topic was so at a moment between the request's begin and its end."""
+def _is_refused_rightly(change: Change, versions: Sequence[TopicVersion], mark_name: str) -> bool:
+    """Return whether what an error says about the topic was so at a moment between the request's begin and its end.
+
+    A topic that exists by the request's own success is no reason, and one that is missing by it is.
+    """
     said = {(CREATE, EXISTS): True, (DELETE, MISSING): False, (CONFIGURE, MISSING): False, (GROW, MISSING): False}
     is_there = said.get((change.kind, change.error))
     if is_there is None:
         return True
+    own = {each.topic_id for each in versions if change.kind == CREATE and each.settings.get(mark_name) == change.mark}
     later = [each.order for each in versions[1:]] + [change.end]
     return any(
-        bool(each.topic_id) == is_there and each.order < change.end and change.begin < until
+        bool(each.topic_id) == is_there
+        and each.topic_id not in own
+        and each.order < change.end
+        and change.begin < until
         for each, until in zip(versions, later, strict=True)
     )

@@ -476,10 +476,10 @@ class Reader(_Reading):
         while True:
             await self._rest(self.period_ms)
             part: dict[str, Any] = {"last_per_partition": 5} if self._chance.random() < 0.7 else {}
-            begin_ms, self._assigned = self.world.now_ms, None
+            self._assigned = None
             at_ms: int | None = None
             if by_time.random() < BY_TIME:
-                at_ms = EPOCH_MS + max(0, begin_ms + by_time.randrange(-EARLIER_MS, LATER_MS))
+                at_ms = EPOCH_MS + max(0, self.world.now_ms + by_time.randrange(-EARLIER_MS, LATER_MS))
                 part = {"start": datetime.fromtimestamp(at_ms / 1000, UTC)}
             partitions = [self.where.partition]
             reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
@@ -487,7 +487,7 @@ class Reader(_Reading):
             try:
                 async with reader:
                     if at_ms is not None:
-                        self._note_lookup(reader, at_ms, begin_ms)
+                        self._note_lookup(reader, at_ms)
                     while not await self._read_on(reader):
                         self.world.count("reads cancelled")
                     self._check_end(reader)
@@ -495,11 +495,11 @@ class Reader(_Reading):
                 self.world.count(f"readers failed: {error.code.name}")
             self._core = None
 
-    def _note_lookup(self, reader: aio.Reader, at_ms: int, begin_ms: int) -> None:
+    def _note_lookup(self, reader: aio.Reader, at_ms: int) -> None:
         """Note where the reader begins that asked for a time."""
         if self._assigned is not None:
             key = LogId(reader.topic_id, self.where.partition)
-            found = TimeLookup(self.name, at_ms, self._assigned, begin_ms)
+            found = TimeLookup(self.name, at_ms, self._assigned)
             self.cluster.time_lookups.setdefault(key, []).append(found)
 
     async def _read_on(self, reader: aio.Reader) -> bool:

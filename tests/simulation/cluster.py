@@ -40,7 +40,7 @@ from tests.simulation.reference_log import Entry, entry_of
 from tests.simulation.registers import Operation, check_registers
 from tests.simulation.table_clients import TableClient
 from tests.simulation.table_columns import compare_columns, newest_columns
-from tests.simulation.time_lookups import TimeLookup, check_lookups, timed_batches
+from tests.simulation.time_lookups import TimeLookup, check_lookups, record_times
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, SimulationError, World
@@ -481,11 +481,11 @@ class Cluster:
             if partition.unclean or not lookups or leader is None:
                 continue
             with leader.broker.node.sound_disk():
-                batches = timed_batches(leader.log, leader.replica.high_watermark)
-            problems = check_lookups(lookups, batches, self.log_start(key), partition.appended_ms)
+                records = record_times(leader.log, leader.replica.high_watermark)
+            problems = check_lookups(lookups, records, self.log_start(key))
             self.world.count(JUDGED + "time look-ups", len(lookups))
             if problems:
-                raise SimulationError("time look-up", f"{self.name_of(key)}: {'; '.join(problems[:5])}")
+                raise SimulationError("H162", f"{self.name_of(key)}: {'; '.join(problems[:5])}")
 
     def _judge_rows(self) -> None:
         for topic_id, operations in self.row_operations.items():

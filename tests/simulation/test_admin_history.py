@@ -77,6 +77,8 @@ def test_a_good_history_of_a_topic_has_no_problem():
         ([], [version(61)], "asked for by a delete"),
         ([delete(60, 62)], [], "acknowledged and not applied"),
         ([delete(60, 62, REFUSED, "UNKNOWN_TOPIC")], [], "refused without a reason"),
+        ([delete(60, 61), create(63, 66, "8", b"", UNKNOWN, "TOPIC_ALREADY_EXISTS")],
+         [version(60), version(64, b"z", mark="8")], "refused without a reason"),
         ([delete(60, 64), create(62, 66, "8", b"z", REFUSED, "TOPIC_ALREADY_EXISTS")],
          [version(61), version(63, b"z", mark="8")], "was stored after"),
         ([delete(60, 64), create(65, 66, "8", b"", REFUSED, "TOPIC_ALREADY_EXISTS")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.log import PartitionLog
@@ -18,56 +18,34 @@ class TimeLookup(NamedTuple):
     """The time in the question, in ms since 1970."""
     offset: int
     """Where the reader begins."""
-    begin_ms: int
-    """When the question was asked, in virtual ms."""
 
 
-class TimedBatch(NamedTuple):
-    """One batch of a log: its records with their timestamps."""
-
-    base: int
-    epoch: int
-    is_whole: bool
-    """Compaction has removed none of its records."""
-    records: Sequence[tuple[int, int]]
-
-
-def timed_batches(log: PartitionLog, end_offset: int) -> list[TimedBatch]:
-    """Return the batches of a log up to an offset."""
-    found, offset = [], int(log.log_start_offset)
+def record_times(log: PartitionLog, end_offset: int) -> list[tuple[int, int]]:
+    """Return offsets and timestamps of the records of a log up to an offset."""
+    found: list[tuple[int, int]] = []
+    offset = int(log.log_start_offset)
     while offset < end_offset:
         with log.reader.read(offset, 1 << 20, end_offset) as part:
-            for header, view in iter_batches(part.read()):
+            for _, view in iter_batches(part.read()):
                 columns = decode_batch(bytes(view), max_payload_bytes=1 << 20)
-                records = list(zip(columns.offsets(), columns.timestamps(), strict=True))
-                found.append(TimedBatch(header.base_offset, header.leader_epoch, not header.is_compacted, records))
+                found += zip(columns.offsets(), columns.timestamps(), strict=True)
             offset = part.end_offset
     return found
 
 
-def check_lookups(
-    lookups: Iterable[TimeLookup],
-    batches: Sequence[TimedBatch],
-    log_start: int,
-    appended_ms: Mapping[tuple[int, int], int],
-) -> list[str]:
-    """Return which answers skipped a record, or began too early.
+def check_lookups(lookups: Iterable[TimeLookup], records: Sequence[tuple[int, int]], log_start: int) -> list[str]:
+    """Return which answers skipped a record.
+
+    An answer may be too early: at the batch of a record, if that is compressed, or at the end that a reader saw.
 
     Args:
         lookups: questions and answers of one partition.
-        batches: what its log has in the end.
+        records: offsets and timestamps that its log has in the end.
         log_start: below it, records were removed, and may have been then.
-        appended_ms: when batches were appended, in virtual ms, by base offset and epoch, as far as that is known.
     """
     problems = []
     for each in lookups:
-        for batch in batches:
-            skipped = [at for at, ms in batch.records if log_start <= at < each.offset and ms >= each.at_ms]
-            if skipped:
-                problems.append(f"{each} skips the record at {skipped[0]}")
-            was_there = appended_ms.get((batch.base, batch.epoch), each.begin_ms) < each.begin_ms
-            rest = [ms for at, ms in batch.records if at >= each.offset]
-            begins_here = bool(rest) and batch.base <= each.offset
-            if begins_here and batch.is_whole and was_there and each.offset > log_start and max(rest) < each.at_ms:
-                problems.append(f"{each} begins before the time, in the batch at {batch.base}")
+        skipped = [at for at, ms in records if log_start <= at < each.offset and ms >= each.at_ms]
+        if skipped:
+            problems.append(f"{each} skips the record at {skipped[0]}")
     return problems
