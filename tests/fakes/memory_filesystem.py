@@ -47,6 +47,8 @@ class _File:
     # Since the last fsync, in order: (position, bytes), or (size, None) for a truncation.
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
     locked: bool = False
+    # When its content changed last, in the order of all changes on this disk.
+    version: int = 0
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class MemoryFileSystem:
         # Whether a failed fsync of the present process has dropped blocks.
         self.has_dropped = False
         self._stopped = False
+        self._version = 0
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -135,6 +138,8 @@ class MemoryFileSystem:
         self._names = {
             name: None if content is None else _File(bytearray(content), content) for name, content in snapshot.items()
         }
+        for file in self._names.values():
+            self._changes(file)
         self._durable_names = dict(self._names)
         self._changed.clear()
 
@@ -165,28 +170,42 @@ class MemoryFileSystem:
             file.locked = False
             if loss is not Loss.NOTHING:
                 _lose(file, loss, chance, self.block_bytes)
+                self._changes(file)
 
     def corrupt(self, path: str, position: int, mask: int) -> None:
         """Flip bits of a byte on the medium."""
-        file = self._file(path)
-        file.data[position] ^= mask
-        file.durable = bytes(file.data)
+        self.overwrite(path, position, bytes((self._file(path).data[position] ^ mask,)))
 
     def cut(self, path: str, size_bytes: int) -> None:
         """Shorten a file on the medium, behind everybody's back."""
         file = self._file(path)
         del file.data[size_bytes:]
         file.durable = bytes(file.data)
+        file.pending.clear()
+        self._changes(file)
 
     def overwrite(self, path: str, position: int, data: bytes) -> None:
-        """Put bytes on the medium that were meant for another place."""
+        """Put bytes on the medium that were meant for another place; what was not fsynced stays so."""
         file = self._file(path)
         _put(file.data, position, data)
-        file.durable = bytes(file.data)
+        durable = bytearray(file.durable)
+        _put(durable, position, data[: max(len(durable) - position, 0)])
+        file.durable = bytes(durable)
+        self._changes(file)
 
     def content(self, path: str) -> bytes:
         """Return a file's bytes as readers see them."""
         return bytes(self._file(path).data)
+
+    def versions(self, directory: str) -> dict[str, int]:
+        """Return of each file in a directory when it changed last: the same ones hold the same bytes."""
+        inside = ((name, file) for name, file in self._names.items() if file is not None and _parent(name) == directory)
+        return {name: file.version for name, file in inside}
+
+    def _changes(self, file: _File | None) -> None:
+        self._version += 1
+        if file is not None:
+            file.version = self._version
 
     def _same(self, path: str) -> bool:
         return path in self._names and path in self._durable_names and self._names[path] is self._durable_names[path]
@@ -200,7 +219,8 @@ class MemoryFileSystem:
             if path in self._names:
                 raise _error(errno.EEXIST, path)
             self._require_directory(path)
-            self._names[path] = _File()
+            self._names[path] = file = _File()
+            self._changes(file)
             self._changed.add(path)
         self._next_descriptor += 1
         self._descriptors[self._next_descriptor] = (path, self._file(path))
@@ -226,6 +246,7 @@ class MemoryFileSystem:
                 raise _error(errno.ENOSPC, path)
         _put(file.data, position, data)
         file.pending.append((position, data))
+        self._changes(file)
         return len(data)
 
     def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
@@ -252,6 +273,7 @@ class MemoryFileSystem:
         self._enter("truncate", path)
         _resize(file.data, size_bytes)
         file.pending.append((size_bytes, None))
+        self._changes(file)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
         """Grow to at least this size, if there is room."""
@@ -262,6 +284,7 @@ class MemoryFileSystem:
         if size_bytes > len(file.data):
             _resize(file.data, size_bytes)
             file.pending.append((size_bytes, None))
+            self._changes(file)
 
     def fsync(self, descriptor: int) -> None:
         """Make the content durable; a failed one drops nothing, but the caller must not trust it."""
@@ -369,6 +392,7 @@ class MemoryFileSystem:
             raise PowerLost(self)
         if fault.drops is not None and (file := self._names.get(path)) is not None:
             _lose(file, Loss.BLOCKS, fault.drops, self.block_bytes)
+            self._changes(file)
             self.has_dropped = True
         raise _error(fault.error_number, path)
 

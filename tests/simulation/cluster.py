@@ -410,7 +410,7 @@ class Cluster:
             self._await_quiet()
         if not self.plan.is_table and self.topic.name == TOPIC:
             self._store_more()
-        self.checks.check_all()
+        self.checks.check_all(is_last=True)
         self.administration.judge()
         self._judge_lookups()
         if self.plan.is_table:

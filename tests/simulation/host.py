@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
 
     from tests.simulation.broker import Broker
+    from tests.simulation.disk_checks import ReadDisk
     from tests.simulation.mirrors import MirrorChecks
 
 SEGMENT_BYTES = 2_500
@@ -89,6 +90,8 @@ class Host:
         self.name = broker.cluster.name_of(log_id)
         self.log = log
         self.partition: Partition | None = None
+        self.read_disk: ReadDisk | None = None
+        """What was on the disk when a check read it last."""
         self._judged: FetchRequest | None = None
         self._awaited: dict[int, int] = {}
         """The offsets that acknowledgements wait for, by token."""
@@ -112,6 +115,11 @@ class Host:
         leadership = self.replica.leadership
         assert leadership is not None, f"{self.name} leads"
         return leadership
+
+    @property
+    def label(self) -> str:
+        """What errors call it."""
+        return f"b{self.broker.broker_id} {self.name}"
 
     @property
     def is_open(self) -> bool:

@@ -23,6 +23,7 @@ from headrace_server.key_table import BrokerKey, PartitionKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
 
+from tests.simulation.disk_checks import DiskChecks
 from tests.simulation.exercise import CHECKED
 from tests.simulation.reference_log import Entry, Partition, ReferenceLog, entry_of
 from tests.simulation.world import SimulationError
@@ -44,6 +45,7 @@ class Checks:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.partitions: dict[LogId, Partition] = {}
+        self._disks = DiskChecks(self)
         self.broken: SimulationError | None = None
         """The first promise that was broken in the middle of an event."""
         self._consumed: dict[tuple[LogId, int], Host] = {}
@@ -104,14 +106,14 @@ class Checks:
             reference.cut(int(host.log.log_end_offset))
         else:
             with host.broker.node.sound_disk():
-                self._read(host, reference)
+                self.read_log(host, reference, int(host.log.log_start_offset))
         reference.host, reference.certain = host, True
         self._checked("I16", before.flushed > 0 and not reference.corrupt)
         self._checked("I15", before.certain and bool(before.entries))
         if not reference.corrupt and before.flushed > reference.end:
-            raise SimulationError("I16", f"{_name(host)} had fsynced up to {before.flushed} and holds {reference.end}")
+            raise SimulationError("I16", f"{host.label} had fsynced up to {before.flushed} and holds {reference.end}")
         if before.certain and before.end != reference.end and before.entries:
-            raise SimulationError("I15", f"{_name(host)} ended at {before.end} and was opened with {reference.end}")
+            raise SimulationError("I15", f"{host.label} ended at {before.end} and was opened with {reference.end}")
         reference.flushed = max(int(host.log.flushed_offset), min(before.flushed, reference.end))
 
     def closed(self, host: Host, *, in_order: bool) -> None:
@@ -123,10 +125,10 @@ class Checks:
                 reference.flushed = reference.end
         self._consumed.pop((host.key, host.broker.broker_id), None)
 
-    def _read(self, host: Host, reference: ReferenceLog) -> None:
-        """Take the reference from the disk."""
+    def read_log(self, host: Host, reference: ReferenceLog, begin: int) -> None:
+        """Take the reference from the disk, from an offset on."""
         log = host.log
-        reference.bases, reference.entries, reference.start = [], [], int(log.log_start_offset)
+        reference.bases, reference.entries, reference.start = [], [], begin
         for header in log.reader.headers(reference.start) if reference.start < log.log_end_offset else ():
             if not reference.entries:
                 reference.start = min(reference.start, header.base_offset)
@@ -139,9 +141,9 @@ class Checks:
         reference = self._reference(host)
         self._checked("I6")
         if base != reference.end:
-            raise SimulationError("I6", f"{_name(host)} appends at {base} and ends at {reference.end}")
+            raise SimulationError("I6", f"{host.label} appends at {base} and ends at {reference.end}")
         if reference.entries and epoch < reference.entries[-1].epoch:
-            raise SimulationError("I6", f"{_name(host)} appends epoch {epoch} after {reference.entries[-1].epoch}")
+            raise SimulationError("I6", f"{host.label} appends epoch {epoch} after {reference.entries[-1].epoch}")
         self._add(host, reference, header, base, epoch)
         if at_ms is not None:
             self.partitions[host.key].appended_ms[(base, epoch)] = at_ms
@@ -166,12 +168,12 @@ class Checks:
             before = partition.committed.entries[-1].digest
             digest = zlib.crc32(b"%d %d %d" % (base, epoch, header.crc), before)
         else:
-            raise SimulationError("I7", f"{_name(host)} starts at {base} with a batch that no other log has")
+            raise SimulationError("I7", f"{host.label} starts at {base} with a batch that no other log has")
         self._checked("I7", known is not None)
         if known is None or partition.is_deleted:  # Of a topic that comes back with an etcd of the past, empty.
             partition.digests[(base, epoch)] = header.crc, digest
         elif known != (header.crc, digest):
-            raise SimulationError("I7", f"{_name(host)} has another log up to {base} of epoch {epoch} than others had")
+            raise SimulationError("I7", f"{host.label} has another log up to {base} of epoch {epoch} than others had")
         reference.add(entry_of(header, base, epoch, digest))
 
     def _add_compacted(self, host: Host, reference: ReferenceLog, header: BatchHeader) -> None:
@@ -191,7 +193,7 @@ class Checks:
             or replaced[-1].crc != header.chain_crc
         ):
             where = f"{header.base_offset} to {header.end_offset}"
-            raise SimulationError("I7", f"{_name(host)}: {where} are compacted and not what was committed")
+            raise SimulationError("I7", f"{host.label}: {where} are compacted and not what was committed")
         for entry in replaced:
             reference.add(entry)
 
@@ -200,7 +202,7 @@ class Checks:
         for header, view in iter_batches(batches):
             self._checked("I17")
             if google_crc32c.value(bytes(view[36:])) != header.crc:
-                raise SimulationError("I17", f"{_name(host)} accepts a corrupt batch at {header.base_offset}")
+                raise SimulationError("I17", f"{host.label} accepts a corrupt batch at {header.base_offset}")
 
     def cut(self, host: Host, end: int) -> None:
         """The log was truncated; the core hears of it next."""
@@ -208,13 +210,13 @@ class Checks:
         reference.cut(end)
         reference.flushed, reference.certain = min(reference.flushed, end), True
         if reference.end != end:
-            raise SimulationError("I6", f"{_name(host)} cut to {end}, inside a batch")
+            raise SimulationError("I6", f"{host.label} cut to {end}, inside a batch")
         partition = self.partitions[host.key]
         self._checked("I18", not partition.unclean)
         is_promised = not (partition.unclean or partition.is_deleted or self._is_behind_compaction(host))
         if end < host.replica.high_watermark and is_promised:
             raise SimulationError(
-                "I18", f"{_name(host)} cut to {end}, below its high watermark {host.replica.high_watermark}"
+                "I18", f"{host.label} cut to {end}, below its high watermark {host.replica.high_watermark}"
             )
 
     def started_over(self, host: Host, offset: int) -> None:
@@ -226,7 +228,7 @@ class Checks:
         reference.certain = True
         is_promised = not (self.partitions[host.key].unclean or self._is_behind_compaction(host))
         if offset < host.replica.high_watermark and is_promised:
-            raise SimulationError("I18", f"{_name(host)} starts over at {offset}, below its high watermark")
+            raise SimulationError("I18", f"{host.label} starts over at {offset}, below its high watermark")
 
     def _is_behind_compaction(self, host: Host) -> bool:
         """Whether a replica may give up what is committed and copy it again: others have compacted without it."""
@@ -247,10 +249,10 @@ class Checks:
         self._reference(host).certain = False
         while error is not None:
             if isinstance(error, OSError) and error.errno in REFUSED:
-                raise SimulationError("H35", f"{_name(host)} is taken offline for a refusal: {reason}")
+                raise SimulationError("H35", f"{host.label} is taken offline for a refusal: {reason}")
             error = error.__cause__
         if "would truncate to offset" in reason:
-            raise SimulationError("I18", f"{_name(host)}: {reason}")
+            raise SimulationError("I18", f"{host.label}: {reason}")
 
     def expired(self, host: Host, start: int) -> None:
         """Retention takes what lies below `start` for too old, and it is, by true time (H43)."""
@@ -261,7 +263,7 @@ class Checks:
                 self._checked("H43")
                 age_ms = self._cluster.world.now_ms - partition.appended_ms.get((entry.base, entry.epoch), 0)
                 if age_ms < least_ms:
-                    raise SimulationError("H43", f"{_name(host)} removes {entry.base} to {entry.end} after {age_ms} ms")
+                    raise SimulationError("H43", f"{host.label} removes {entry.base} to {entry.end} after {age_ms} ms")
 
     def set_aside(self, broker_id: int, key: LogId) -> None:
         """A log was quarantined or deleted: there is none."""
@@ -293,7 +295,7 @@ class Checks:
         reference.acknowledged.clear()
         reference.high_watermark = host.replica.high_watermark
         if host.replica.flushed_only and host.log.flushed_offset < reference.end:
-            raise SimulationError("I2", f"{_name(host)} leads before its log is fsynced")
+            raise SimulationError("I2", f"{host.label} leads before its log is fsynced")
 
     def _give_up(self, partition: Partition, leader: Replica) -> None:
         """After an unclean election committed is what the leader has (H21)."""
@@ -325,9 +327,9 @@ class Checks:
         mine = self._reference(host)
         self._checked("I8")
         if request.leader_epoch != host.replica.leader_epoch:
-            raise SimulationError("I8", f"{_name(host)} counts a fetch of epoch {request.leader_epoch} (H4)")
+            raise SimulationError("I8", f"{host.label} counts a fetch of epoch {request.leader_epoch} (H4)")
         if request.offset > mine.end:
-            raise SimulationError("I7", f"{_name(host)} takes a follower at {request.offset} beyond its end {mine.end}")
+            raise SimulationError("I7", f"{host.label} takes a follower at {request.offset} beyond its end {mine.end}")
         if follower is not None:
             follower.flushed = max(follower.flushed, min(request.durable_offset, follower.end))
 
@@ -343,7 +345,7 @@ class Checks:
             self._commit(host, reference, partition, high_watermark)
         elif not partition.unclean and high_watermark > partition.committed.end:
             raise SimulationError(
-                "I8", f"{_name(host)} follows with {high_watermark}, committed is {partition.committed.end}"
+                "I8", f"{host.label} follows with {high_watermark}, committed is {partition.committed.end}"
             )
 
     def _check_rise(self, host: Host, reference: ReferenceLog, high_watermark: int) -> None:
@@ -353,19 +355,19 @@ class Checks:
         self._checked("I8")
         self._checked("I9", replica.flushed_only)
         if high_watermark < reference.high_watermark:
-            raise SimulationError("I8", f"{_name(host)}: the high watermark fell to {high_watermark}")
+            raise SimulationError("I8", f"{host.label}: the high watermark fell to {high_watermark}")
         reference.high_watermark = high_watermark
         if len(state.in_sync) < state.min_insync_replicas:
-            raise SimulationError("I8", f"{_name(host)}: the high watermark rose with {len(state.in_sync)} in sync")
+            raise SimulationError("I8", f"{host.label}: the high watermark rose with {len(state.in_sync)} in sync")
         me = Replica(host.broker.broker_id, replica.broker_epoch)
         for member in (*state.in_sync, *host.leadership.proposals.members()):
             if member != me and reference.acknowledged.get(member, (0, 0))[replica.flushed_only] < high_watermark:
                 raise SimulationError(
-                    "I8", f"{_name(host)}: high watermark {high_watermark}, {member} has acknowledged less"
+                    "I8", f"{host.label}: high watermark {high_watermark}, {member} has acknowledged less"
                 )
         if replica.flushed_only:
             if host.log.flushed_offset < high_watermark:
-                raise SimulationError("I9", f"{_name(host)}: high watermark {high_watermark} beyond its own fsync")
+                raise SimulationError("I9", f"{host.label}: high watermark {high_watermark} beyond its own fsync")
             reference.flushed = max(
                 reference.flushed, high_watermark
             )  # It may lose its power before the event is over.
@@ -378,7 +380,7 @@ class Checks:
             found = reference.find(last.base)
             self._checked("I1")
             if found is None or found.digest != last.digest:
-                raise SimulationError("I1", f"{_name(host)} has something else than what was committed at {last.base}")
+                raise SimulationError("I1", f"{host.label} has something else than what was committed at {last.base}")
         at = bisect_left(reference.bases, committed.end)
         for entry in reference.entries[at:]:
             if entry.end > high_watermark:
@@ -402,7 +404,7 @@ class Checks:
         if entry.producer_epoch < epoch or entry.sequence != wanted:
             raise SimulationError(
                 "I20",
-                f"{_name(host)} commits sequence {entry.sequence} of producer {entry.producer_id} epoch "
+                f"{host.label} commits sequence {entry.sequence} of producer {entry.producer_id} epoch "
                 f"{entry.producer_epoch} at {entry.base}, after epoch {epoch} expecting {wanted}",
             )
         if entry.sequence < partition.forgotten.get(entry.producer_id, 0):
@@ -418,9 +420,9 @@ class Checks:
             return
         self._checked("I9")
         if host.replica.high_watermark < end or (base >= 0 and committed.end < end):
-            raise SimulationError("I9", f"{_name(host)} acknowledges {end} before it is committed")
+            raise SimulationError("I9", f"{host.label} acknowledges {end} before it is committed")
         if base >= reference.start and reference.end < end:
-            raise SimulationError("I9", f"{_name(host)} acknowledges {base} to {end}, which it does not have")
+            raise SimulationError("I9", f"{host.label} acknowledges {base} to {end}, which it does not have")
 
     def records_deleted(self, host: Host, before: int) -> None:
         """A DeleteRecords was answered: no later leader begins below (I18)."""
@@ -564,11 +566,9 @@ class Checks:
         ):  # Rot that no header's checksum covers may have reached the producers.
             replica.validate_state()
         if not 0 <= replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset:
-            raise SimulationError("I8", f"{_name(host)}: {replica.log_start_offset}, {replica.high_watermark}")
+            raise SimulationError("I8", f"{host.label}: {replica.log_start_offset}, {replica.high_watermark}")
         if host.log.log_end_offset != reference.end:
-            raise SimulationError(
-                "I6", f"{_name(host)}: the log ends at {host.log.log_end_offset}, not {reference.end}"
-            )
+            raise SimulationError("I6", f"{host.label}: the log ends at {host.log.log_end_offset}, not {reference.end}")
         reference.flushed = max(reference.flushed, min(int(host.log.flushed_offset), reference.end))
         if not host.is_busy:
             self._check_told(host, reference)
@@ -579,17 +579,15 @@ class Checks:
         """The core knows what a log holds that no thread is at."""
         replica = host.replica
         if replica.log_end_offset != reference.end:
-            raise SimulationError(
-                "I6", f"{_name(host)}: the core ends at {replica.log_end_offset}, not {reference.end}"
-            )
+            raise SimulationError("I6", f"{host.label}: the core ends at {replica.log_end_offset}, not {reference.end}")
         if replica.flushed_offset > host.log.flushed_offset:
-            raise SimulationError("I9", f"{_name(host)}: the core counts {replica.flushed_offset} as fsynced")
+            raise SimulationError("I9", f"{host.label}: the core counts {replica.flushed_offset} as fsynced")
 
     def _check_leader(self, host: Host, reference: ReferenceLog, partition: Partition) -> None:
         replica = host.replica
         me = Replica(host.broker.broker_id, replica.broker_epoch)
         if partition.sessions.get(replica.leader_epoch) != me:
-            raise SimulationError("I12", f"{_name(host)} leads epoch {replica.leader_epoch} unelected")
+            raise SimulationError("I12", f"{host.label} leads epoch {replica.leader_epoch} unelected")
         state, seen = partition.state, replica.state
         assert state is not None
         assert seen is not None
@@ -597,72 +595,38 @@ class Checks:
             return
         self._check_log_start(host, partition)
         if not reference.corrupt:
-            self._check_prefix("I2", partition, reference, f"{_name(host)} leads")
+            self._check_prefix("I2", partition, reference, f"{host.label} leads")
         if len(seen.in_sync) >= seen.min_insync_replicas:
             # A later session of a member that kept all its data counts as it, before the leader is notified.
             self._checked("I4")
             maximal = [entry.broker_id for entry in (*seen.in_sync, *host.leadership.proposals.members())]
             for entry in (*state.in_sync, *state.eligible_leaders):
                 if entry.broker_id not in maximal:
-                    raise SimulationError("I4", f"{_name(host)} does not count {entry}, which the key names")
+                    raise SimulationError("I4", f"{host.label} does not count {entry}, which the key names")
 
     def _check_log_start(self, host: Host, partition: Partition) -> None:
         """The log start that a leader of this epoch tells clients is no lower than any that was told before (I18)."""
         start = int(host.replica.known_log_start)
         self._checked("I18", start >= 0 and partition.log_start > 0)
         if 0 <= start < partition.log_start:
-            raise SimulationError("I18", f"{_name(host)} begins at {start}, clients saw {partition.log_start}")
+            raise SimulationError("I18", f"{host.label} begins at {start}, clients saw {partition.log_start}")
         partition.log_start = max(partition.log_start, start)
 
-    def check_all(self) -> None:
-        """Check everything: disks against references, epochs, caches, and that nothing committed is on no disk."""
+    def check_all(self, *, is_last: bool = False) -> None:
+        """Check everything: disks against references, epochs, caches, and that nothing committed is on no disk.
+
+        A disk that did not change since its last check is read again only by the last one of a run.
+        """
         for partition in self.partitions.values():
             if partition.is_deleted:
                 continue
             for reference in partition.replicas.values():
                 if reference.host is not None and reference.host.is_open and not reference.corrupt:
-                    with reference.host.broker.node.sound_disk():
-                        self._check_disk(reference.host, reference)
+                    self._disks.check(reference.host, reference, anew=is_last)
             self.check_members(partition)
             self._check_kept(partition)
         if not (self._cluster.plan.buggy_etcd or self._is_etcd_past):
             self._check_views()
-
-    def _check_disk(self, host: Host, reference: ReferenceLog) -> None:
-        log = host.log
-        if log.offline:
-            return
-        if log.log_start_offset < log.log_end_offset:
-            log.reader.verify()
-        read = ReferenceLog(reference.broker_id)
-        self._read(host, read)
-        self._check_bytes(host)
-        # A compacted batch may begin before the log start, in records that the reference was not opened with.
-        start = int(log.log_start_offset)
-        there, mine = ([each for each in one.entries if each.end > start] for one in (read, reference))
-        self._checked("I6")
-        if there != mine or read.end != reference.end:
-            raise SimulationError("I6", f"{_name(host)}: the disk does not hold what was written")
-        first = read.entries[0].base if read.entries else 0
-        starts: list[tuple[int, int]] = []
-        for entry in read.entries:
-            if not starts or starts[-1][0] != entry.epoch:
-                starts.append((entry.epoch, entry.base))
-        held = [(int(epoch), int(start)) for epoch, start in log.epochs()]
-        # Epochs without an append are in the history too; the log start may lie inside the first batch.
-        if not set(starts[1:]) <= set(held) or held != sorted(set(held)):
-            raise SimulationError("I6", f"{_name(host)}: epochs {held}, a scan from {first} gives {starts}")
-
-    def _check_bytes(self, host: Host) -> None:
-        """The payloads are what their headers say, by a checksum that the code under test did not compute (I17)."""
-        log, offset = host.log, int(host.log.log_start_offset)
-        while offset < log.log_end_offset:
-            with log.reader.read(offset, 1 << 20, log.log_end_offset) as found:
-                for header, view in iter_batches(found.read()):
-                    self._checked("I17")
-                    if google_crc32c.value(bytes(view[36:])) != header.crc:
-                        raise SimulationError("I17", f"{_name(host)}: the batch at {header.base_offset} is corrupt")
-                offset = found.end_offset
 
     def _check_kept(self, partition: Partition) -> None:
         committed = partition.committed
@@ -700,7 +664,3 @@ class Checks:
         if reference is None:
             reference = replicas[host.broker.broker_id] = ReferenceLog(host.broker.broker_id, host)
         return reference
-
-
-def _name(host: Host) -> str:
-    return f"b{host.broker.broker_id} {host.name}"
