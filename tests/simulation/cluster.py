@@ -39,7 +39,7 @@ from tests.simulation.recovery import Recovery
 from tests.simulation.reference_log import Entry, entry_of
 from tests.simulation.registers import Operation, check_registers
 from tests.simulation.table_clients import TableClient
-from tests.simulation.table_columns import compare_columns, newest_columns
+from tests.simulation.table_columns import compare_columns, read_replica
 from tests.simulation.time_lookups import TimeLookup, check_lookups, record_times
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
@@ -492,13 +492,18 @@ class Cluster:
             partitions = [each for key, each in self.checks.partitions.items() if key.topic_id == topic_id]
             if any(each.unclean for each in partitions):
                 continue
-            problems = check_registers(operations)
+            problems = check_registers(operations, clocks_differ_ms=self._clocks_differ_ms())
             problems += [problem for told, problem in self.row_problems if told == topic_id]
             if topic_id == self.topic.topic_id:
                 problems += self._compare_columns()
             self.world.count(CHECKED + "I31", len(operations))
             if problems:
                 raise SimulationError("I31", "; ".join(problems[:5]))
+
+    def _clocks_differ_ms(self) -> int:
+        """By how much any two readings of brokers' clocks at one moment may have differed in the run."""
+        walls = [node.wall for node in self.brokers.values()]
+        return max(each.highest_ms for each in walls) - min(each.lowest_ms for each in walls)
 
     def _compare_columns(self) -> list[str]:
         """Compare the newest records of all replicas."""
@@ -509,7 +514,7 @@ class Cluster:
                 host = self.host(broker_id, key)
                 assert host is not None, "quiet means that every replica is there"
                 with host.broker.node.sound_disk():
-                    replicas[f"b{broker_id}"] = newest_columns(host.log, host.replica.high_watermark)
+                    replicas[f"b{broker_id}"] = read_replica(host.log, host.replica.high_watermark)
             problems += compare_columns(replicas)
         return problems
 

@@ -183,7 +183,7 @@ class DiskFaults(Faults):
         jumps: tuple[int, ...] = (-3_600_000, -5_000, 5_000, 3_600_000)
         if self.cluster.plan.goes_by_age:
             jumps = (-30 * DAY_MS, 30 * DAY_MS)
-        node.wall.offset_ms += chance.choice(jumps)
+        node.wall.move(chance.choice(jumps))
         return True
 
 

@@ -61,7 +61,7 @@ class BrokerNode:
         self.name = f"b{broker_id}"
         self.filesystem = Disk(self)
         skew_ms = cluster.world.chance("skew").randrange(-5_000, 5_000)
-        self.wall = WallClock(skew_ms // 100 if cluster.plan.goes_by_age else skew_ms)
+        self.wall = WallClock(skew_ms // 100 if cluster.plan.clocks_agree else skew_ms)
         self.boot_id = f"{self.name} boot 0"
         self.broker: Broker | None = None
         self.wanted = True

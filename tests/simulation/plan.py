@@ -274,6 +274,11 @@ class Plan(FaultProfile):
         return self.retention_ms >= 0 or self.forgets
 
     @property
+    def clocks_agree(self) -> bool:
+        """Whether clocks differ little from the start: also in half of the tables in which rows expire."""
+        return self.goes_by_age or (self.expires and random.Random(f"{self.seed}/clocks").random() < 0.5)
+
+    @property
     def slow_disk_rate(self) -> float:
         """How often an fsync takes long."""
         return self.rate_of("slow disk") * 2

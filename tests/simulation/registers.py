@@ -2,8 +2,9 @@
 
 A version is a record's offset, so the order of writes is known: what remains to be shown is that each operation fits
 into it at a moment between its begin and its end (Herlihy and Wing, 1990), and that a write under a condition directly
-follows the version that it names. What was written to expire may be absent at any time, for brokers have clocks of
-their own; what it has replaced never comes back. This module imports nothing of headrace.
+follows the version that it names. What was written to expire may be absent from its time on, as far as brokers' clocks
+agree; a deletion whose version is not known takes effect while its call lasts, and one in doubt up to `LATE_MS` later.
+What either has replaced never comes back. This module imports nothing of headrace.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 ABSENT = -1
 MAX_VERSION = 1 << 63
+LATE_MS = 15_000
+"""A write in doubt happens so long after its call at most: no message and no process waits longer."""
 OK = "ok"
 REFUSED = "refused"
 """A write under a condition that did not hold; its version is the row's."""
@@ -38,19 +41,24 @@ class Operation(NamedTuple):
     """Version under which a write was to happen; `None`: under any."""
     from_replica: bool = False
     """A read that may be of the past."""
-    expires: bool = False
-    """A write of what ends by itself."""
+    lives_ms: int | None = None
+    """A write of what ends by itself after that time."""
+    deletes: bool = False
+    """A write after which there is no row. Its version is not known."""
+    begin_ms: int = 0
+    end_ms: int = 0
+    """When the call began and ended, by a clock that all share."""
 
 
-def check_registers(operations: Iterable[Operation]) -> list[str]:
-    """Return what contradicts a linearizable register in each row."""
+def check_registers(operations: Iterable[Operation], *, clocks_differ_ms: int = 0) -> list[str]:
+    """Return what contradicts a linearizable register in each row, where brokers' clocks differ by so much at most."""
     rows: dict[str, list[Operation]] = {}
     for each in operations:
         rows.setdefault(each.row, []).append(each)
-    return [problem for row in sorted(rows) for problem in _check_row(rows[row])]
+    return [problem for row in sorted(rows) for problem in _check_row(rows[row], clocks_differ_ms)]
 
 
-def _check_row(operations: list[Operation]) -> Iterable[str]:
+def _check_row(operations: list[Operation], clocks_differ_ms: int) -> Iterable[str]:
     values: dict[int, str] = {}
     attempts = {each.value: each for each in operations if each.writes}
     for each in operations:
@@ -66,27 +74,62 @@ def _check_row(operations: list[Operation]) -> Iterable[str]:
             yield f"{each.client} read {each.value} of {each.row}, whose write was {written.outcome}"
         elif written.begin > each.end:
             yield f"{each.client} read {each.value} of {each.row} before it was written"
-    versions = sorted(values)
-    yield from _check_conditions(operations, attempts, values, versions)
-    yield from _check_order(operations, attempts, values)
+    endings = _Endings(attempts, values, clocks_differ_ms)
+    yield from _check_conditions(operations, attempts, values, endings)
+    yield from _check_order(operations, endings)
+
+
+class _Endings:
+    """What may have removed a row: writes whose time was over, and deletions."""
+
+    def __init__(self, attempts: dict[str, Operation], values: dict[int, str], clocks_differ_ms: int) -> None:
+        versions = {value: version for version, value in values.items()}
+        self._ends = [(versions.get(value), each) for value, each in attempts.items() if _may_end(each)]
+        self._writes = {version: attempts[value] for version, value in values.items() if value in attempts}
+        self._clocks_differ_ms = clocks_differ_ms
+
+    def may_have_ended(self, since: int, until: int, seen: Operation) -> bool:
+        """Whether a row that had version `since` may have been absent before `until`, and when `seen` ended."""
+        return any(self._may_end_it(version, write, since, until, seen) for version, write in self._ends)
+
+    def _may_end_it(self, version: int | None, write: Operation, since: int, until: int, seen: Operation) -> bool:
+        if write.begin >= seen.end:
+            return False
+        lives_ms = 0 if write.lives_ms is None else write.lives_ms
+        if lives_ms and seen.end_ms < write.begin_ms + lives_ms - self._clocks_differ_ms:
+            return False
+        if version is not None:
+            return since <= version < until
+        before = self._writes.get(since)
+        if before is None:
+            return True
+        if write.outcome == OK:
+            return before.begin < write.end  # Otherwise the version is one of a later write.
+        return before.begin_ms <= write.end_ms + LATE_MS
+
+
+def _may_end(write: Operation) -> bool:
+    """Whether a row may be absent by a write."""
+    return (write.lives_ms is not None or write.deletes) and write.outcome in (OK, UNKNOWN)
 
 
 def _check_conditions(
-    operations: list[Operation], attempts: dict[str, Operation], values: dict[int, str], versions: list[int]
+    operations: list[Operation], attempts: dict[str, Operation], values: dict[int, str], endings: _Endings
 ) -> Iterable[str]:
     """A write under a condition, also one whose answer was lost and that was read, directly follows that version."""
+    versions = sorted(values)
     for before, version in zip([ABSENT, *versions], versions, strict=False):
         write = attempts.get(values[version])
         if write is None or write.expected is None or write.expected >= before:
             continue
-        if write.expected != ABSENT or not _may_have_expired(attempts, values, before, version, write.end):
+        if write.expected != ABSENT or not endings.may_have_ended(before, version, write):
             yield f"{write.client} wrote {write.row} at {version} for {write.expected}, after {before}"
     for each in operations:
         if each.outcome == REFUSED and each.version == each.expected:
             yield f"{each.client} was refused {each.row} at {each.version}, which it had expected"
 
 
-def _check_order(operations: list[Operation], attempts: dict[str, Operation], values: dict[int, str]) -> Iterable[str]:
+def _check_order(operations: list[Operation], endings: _Endings) -> Iterable[str]:
     """What has ended before an operation begins is not undone for it."""
     shown = [each for each in operations if each.outcome in (OK, REFUSED)]
     ends = sorted((each for each in shown if not each.from_replica), key=lambda each: each.end)
@@ -100,19 +143,8 @@ def _check_order(operations: list[Operation], attempts: dict[str, Operation], va
         if newest is None or each.from_replica:
             continue
         is_write = each.writes and each.outcome == OK
-        if each.version == ABSENT and _may_have_expired(attempts, values, newest.version, MAX_VERSION, each.end):
+        if each.version == ABSENT and endings.may_have_ended(newest.version, MAX_VERSION, each):
             continue
         if each.version < newest.version or (is_write and each.version == newest.version):
             what = "wrote" if is_write else "saw"
             yield f"{each.client} {what} {each.row} at {each.version} after {newest.client} had {newest.version}"
-
-
-def _may_have_expired(attempts: dict[str, Operation], values: dict[int, str], since: int, until: int, end: int) -> bool:
-    """Whether a write of a version from `since` on, below `until`, that began before `end` may have expired by then."""
-    versions = {value: version for version, value in values.items()}
-    for value, write in attempts.items():
-        if write.expires and write.begin < end:
-            version = versions.get(value)
-            if write.outcome == UNKNOWN if version is None else since <= version < until:
-                return True
-    return False

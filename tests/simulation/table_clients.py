@@ -76,7 +76,7 @@ class TableClient(Client):
         assert self._table is not None
         self._writes += 1
         value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
-        outcome, version, ttl = OK, ABSENT, self._life()
+        outcome, version, ttl, begin_ms = OK, ABSENT, self._life(), self.world.now_ms
         try:
             columns = {"filling": self._chance.choice(FILLING), "value": value}
             version = await self._table.put(row, columns, if_version=expected, ttl=ttl, timeout=2.0)
@@ -90,7 +90,7 @@ class TableClient(Client):
         self.world.count(f"row writes {outcome}")
         self._note(
             row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
-            expires=ttl is not None,
+            lives_ms=None if ttl is None else ttl // timedelta(milliseconds=1), begin_ms=begin_ms,
         )  # fmt: skip
 
     async def _delete(self, row: str, expected: int | None) -> None:
@@ -119,16 +119,21 @@ class TableClient(Client):
         )  # fmt: skip
 
     async def _purge(self, row: str) -> None:
-        """Delete a row, and have each replica purge it: for the model a write in doubt of what ends by itself."""
+        """Delete a row, and have each replica purge it: a call that fails may have deleted it nevertheless."""
         assert self._table is not None
         self._writes += 1
         value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
+        outcome, begin_ms = OK, self.world.now_ms
         try:
             async for replica in self._table.purge([row], timeout=3.0):
                 self.world.count(f"replicas {'' if replica.done else 'not '}purged")
         except HeadraceError as error:
             self.world.count(f"purges failed: {error.code.name}")
-        self._note(row, begin, topic_id, outcome=UNKNOWN, version=ABSENT, value=value, writes=True, expires=True)
+            outcome = UNKNOWN
+        self._note(
+            row, begin, topic_id, outcome=outcome, version=ABSENT, value=value, writes=True, deletes=True,
+            begin_ms=begin_ms,
+        )  # fmt: skip
 
     def _life(self) -> timedelta | None:
         if not self.cluster.plan.expires or self._chance.random() < 0.5:
@@ -233,7 +238,9 @@ class TableClient(Client):
 
     def _note(self, row: str, begin: int, *topic_ids: bytes, **fields: Any) -> None:
         """Note a call; one during which the topic was made anew may be of either life."""
-        operation = Operation(client=self.name, row=row, begin=begin, end=self.cluster.next_order(), **fields)
+        operation = Operation(
+            client=self.name, row=row, begin=begin, end=self.cluster.next_order(), end_ms=self.world.now_ms, **fields
+        )
         lives = {each or self._topic() for each in (*topic_ids, self._topic())}
         if len(lives) > 1:
             if not operation.writes:

@@ -19,24 +19,40 @@ class NewestRecord(NamedTuple):
     """It deletes the column, or expires."""
 
 
-def newest_columns(log: PartitionLog, end_offset: int) -> dict[bytes, NewestRecord]:
-    """Return the newest record of each column in a log."""
-    found: dict[bytes, NewestRecord] = {}
+class TableReplica(NamedTuple):
+    """What one replica holds of a table."""
+
+    newest: dict[bytes, NewestRecord]
+    """By column."""
+    records: dict[int, tuple[bytes, bytes | None, int]]
+    """By offset: column, value and the time at which it expires."""
+
+
+def read_replica(log: PartitionLog, end_offset: int) -> TableReplica:
+    """Return all records of a log below an offset."""
+    found = TableReplica({}, {})
     offset = int(log.log_start_offset)
     while offset < end_offset:
         with log.reader.read(offset, 1 << 20, end_offset) as part:
             for _, batch in iter_batches(part.read()):
-                for change in changes_of(decode_batch(bytes(batch), max_payload_bytes=1 << 20)):
-                    found[change.key] = NewestRecord(change.offset, change.is_deletion or change.expires_ms > 0)
+                columns = decode_batch(bytes(batch), max_payload_bytes=1 << 20)
+                values = dict(zip(columns.offsets(), columns.values(), strict=True))
+                for key, at, is_deletion, expires_ms in changes_of(columns):
+                    found.newest[key] = NewestRecord(at, is_deletion or expires_ms > 0)
+                    found.records[at] = key, values[at], expires_ms
             offset = part.end_offset
     return found
 
 
-def compare_columns(replicas: Mapping[str, Mapping[bytes, NewestRecord]]) -> list[str]:
+def compare_columns(replicas: Mapping[str, TableReplica]) -> list[str]:
     """Return where replicas differ: what one has as newest others have, too, or have removed."""
     problems = []
-    for key in sorted({key for columns in replicas.values() for key in columns}):
-        records = {name: columns[key] for name, columns in replicas.items() if key in columns}
+    for at in sorted({at for replica in replicas.values() for at in replica.records}):
+        there = {name: replica.records[at] for name, replica in replicas.items() if at in replica.records}
+        if len(set(there.values())) > 1:
+            problems.append(f"the records at {at} are {there}")
+    for key in sorted({key for replica in replicas.values() for key in replica.newest}):
+        records = {name: replica.newest[key] for name, replica in replicas.items() if key in replica.newest}
         offsets = {record.offset for record in records.values()}
         if len(offsets) > 1 or (len(records) < len(replicas) and not all(each.may_go for each in records.values())):
             problems.append(f"the newest records of {key!r} are {records} of replicas {', '.join(replicas)}")

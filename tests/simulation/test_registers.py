@@ -2,15 +2,16 @@
 
 import pytest
 
-from tests.simulation.registers import ABSENT, FAILED, OK, REFUSED, UNKNOWN, Operation, check_registers
+from tests.simulation.registers import ABSENT, FAILED, LATE_MS, OK, REFUSED, UNKNOWN, Operation, check_registers
 
 
 def write(client, begin, end, version, value, expected=None, outcome=OK, **fields):
-    return Operation(client, "r", begin, end, outcome, version, value, True, expected, **fields)
+    times = {"begin_ms": begin, "end_ms": end, **fields}
+    return Operation(client, "r", begin, end, outcome, version, value, True, expected, **times)
 
 
 def read(client, begin, end, version, value="", **fields):
-    return Operation(client, "r", begin, end, OK, version, value, **fields)
+    return Operation(client, "r", begin, end, OK, version, value, **{"begin_ms": begin, "end_ms": end, **fields})
 
 
 GOOD = [
@@ -57,18 +58,18 @@ def test_each_violation_is_told(more, what):
 
 EXPIRING = [
     write("a", 1, 2, 10, "1"),
-    write("a", 3, 4, 12, "2", 10, expires=True),
+    write("a", 3, 4, 12, "2", 10, lives_ms=1),
     read("b", 5, 6, 12, "2"),
     read("b", 7, 8, ABSENT),
     read("c", 9, 10, 12, "2"),
     write("b", 11, 12, 14, "3", ABSENT),
-    write("b", 13, 20, -1, "4", 14, UNKNOWN, expires=True),
+    write("b", 13, 20, -1, "4", 14, UNKNOWN, lives_ms=1),
     read("c", 14, 15, ABSENT),
     write("a", 21, 22, 18, "5", ABSENT),
 ]
 
 
-def test_what_expires_may_be_absent_at_any_time():
+def test_what_expires_may_be_absent_from_its_time_on():
     assert check_registers(EXPIRING) == []
 
 
@@ -78,10 +79,59 @@ def test_what_expires_may_be_absent_at_any_time():
         (read("z", 7, 8, 10, "1"), "saw r at 10 after"),
         (read("z", 30, 31, ABSENT), "saw r at -1 after a had 18"),
         (write("z", 30, 31, 19, "6", ABSENT), "wrote r at 19 for -1, after 18"),
-        (write("z", 30, 31, 19, "6", ABSENT, expires=True), "wrote r at 19 for -1, after 18"),
+        (write("z", 30, 31, 19, "6", ABSENT, lives_ms=1), "wrote r at 19 for -1, after 18"),
     ],
 )
 def test_what_has_expired_brings_nothing_back(more, what):
     known = [each for each in EXPIRING if each.outcome != UNKNOWN]  # One that is in doubt may expire at any time.
     found = check_registers([*known, more])
     assert any(what in problem for problem in found), found
+
+
+def test_what_expires_is_there_before_its_time():
+    """By no clock of a broker was it over."""
+    history = [write("a", 1, 2, 10, "1", lives_ms=50), read("b", 3, 4, ABSENT, end_ms=40)]
+    assert check_registers(history) == ["b saw r at -1 after a had 10"]
+    assert check_registers(history, clocks_differ_ms=11) == []
+    again = [history[0], write("b", 3, 4, 12, "2", ABSENT, end_ms=40)]
+    assert check_registers(again) == ["b wrote r at 12 for -1, after 10"]
+    assert check_registers(again, clocks_differ_ms=11) == []
+
+
+DELETED = [write("a", 1, 2, 10, "1"), write("b", 3, 6, ABSENT, "2", deletes=True)]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [read("c", 4, 5, ABSENT)],
+        [read("c", 7, 8, ABSENT)],
+        [write("c", 4, 8, 12, "3", ABSENT), read("c", 9, 10, 12, "3")],
+        [write("c", 4, 5, 12, "3"), read("c", 7, 8, ABSENT)],
+    ],
+)
+def test_a_deleted_row_is_absent(more):
+    """It is while the call lasts or after it, and so is what was written meanwhile."""
+    assert check_registers([*DELETED, *more]) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ([write("c", 7, 8, 12, "3"), read("d", 9, 10, ABSENT)], "d saw r at -1 after c had 12"),
+        ([write("c", 7, 8, 12, "3"), write("d", 9, 10, 14, "4", ABSENT)], "d wrote r at 14 for -1, after 12"),
+        ([read("c", 2, 3, ABSENT)], "c saw r at -1 after a had 10"),
+    ],
+)
+def test_a_deletion_takes_nothing_that_was_written_after_it(more, what):
+    begun = DELETED if more[0].writes else [DELETED[0]._replace(begin=0, end=1), DELETED[1]._replace(begin=3)]
+    assert what in check_registers([*begun, *more])
+
+
+def test_a_deletion_in_doubt_may_come_late_and_a_refused_one_never():
+    row, doubtful = write("a", 7, 8, 12, "1"), DELETED[1]._replace(outcome=UNKNOWN)
+    gone = read("c", 9, 10, ABSENT)
+    assert check_registers([doubtful, row, gone]) == []
+    late = row._replace(begin_ms=doubtful.end_ms + LATE_MS + 1)
+    assert check_registers([doubtful, late, gone]) == ["c saw r at -1 after a had 12"]
+    assert check_registers([doubtful._replace(outcome=FAILED), row, gone]) == ["c saw r at -1 after a had 12"]

@@ -195,11 +195,12 @@ class WallClock:
     """How far a machine's wall time is from the world's; faults move it."""
 
     def __init__(self, skew_ms: int) -> None:
-        self.offset_ms = EPOCH_MS + skew_ms
+        self.offset_ms = self.lowest_ms = self.highest_ms = EPOCH_MS + skew_ms
 
     def move(self, by_ms: int) -> None:
         """Set it forward or back."""
         self.offset_ms += by_ms
+        self.lowest_ms, self.highest_ms = min(self.lowest_ms, self.offset_ms), max(self.highest_ms, self.offset_ms)
 
 
 class Wait(Generic[ResultT]):
