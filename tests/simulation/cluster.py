@@ -408,24 +408,32 @@ class Cluster:
         if any(each.corrupt for partition in self.checks.partitions.values() for each in partition.replicas.values()):
             self._scrub()
             self._await_quiet()
+        self._await_caches()
         if not self.plan.is_table and self.topic.name == TOPIC:
             self._store_more()
+        else:
+            self._await_quiet()
         self.checks.check_all(is_last=True)
         self.administration.judge()
         self._judge_lookups()
         if self.plan.is_table:
             self._judge_rows()
             return
-        finals = self.read_all()
         if self.mirror is not None:
             self._check_copies(self.mirror)
-        known = {self.number_of(key): self.checks.partitions[key] for key in self.partitions}
+        self._judge_histories(self.read_all())
+
+    def _judge_histories(self, finals: Sequence[Final]) -> None:
+        """Compare what clients saw with what replicas hold, and with all that was committed."""
+        # Of a topic that is gone, what was committed is judged; of one that an earlier etcd brought back, nothing.
+        judged = [key for key, each in self.checks.partitions.items() if not (each.is_deleted and each.unclean)]
+        known = {self.number_of(key): self.checks.partitions[key] for key in judged}
         lost = [(number, *each) for number, partition in known.items() for each in partition.lost]
         resent = [(number, *each) for number, partition in known.items() for each in partition.resent]
         sends = [each for each in self.sends if each.partition in known]
         polls = [each for each in self.polls if each.partition in known]
         compared: Counter[str] = Counter()
-        committed = [self._committed(key) for key in self.partitions]
+        committed = [self._committed(key) for key in judged]
         removable = self.removable
         anomalies = check(
             sends, polls, finals, committed=committed, removable=removable, lost=lost, resent=resent, compared=compared
@@ -442,6 +450,12 @@ class Cluster:
             before, position = position, self._position_of_consumers()
             if position <= before:
                 raise SimulationError("liveness", self._what_is_missing())
+
+    def _await_caches(self) -> None:
+        """A cache that missed an event has what it says after its next list."""
+        if self.run_until(lambda: self.world.steps % 10 == 0 and not self.checks.wrong_caches(), 2 * self.relist_ms):
+            return
+        raise SimulationError("I19", f"after {2 * self.relist_ms} ms: {self.checks.wrong_caches()}")
 
     def _store_more(self) -> None:
         """Every partition takes records of a new producer, now that all is well (L1)."""

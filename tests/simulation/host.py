@@ -92,6 +92,8 @@ class Host:
         self.partition: Partition | None = None
         self.read_disk: ReadDisk | None = None
         """What was on the disk when a check read it last."""
+        self.followed: tuple[int, int] | None = None
+        """Leader epoch and high watermark when a check looked last; `None` after the log was cut."""
         self._judged: FetchRequest | None = None
         self._awaited: dict[int, int] = {}
         """The offsets that acknowledgements wait for, by token."""
@@ -101,6 +103,8 @@ class Host:
             setattr(log, name, partial(getattr(self, f"_{name}"), getattr(log, name)))
         retention: Any = log.retention
         retention.plan = partial(self._plan_retention, retention.plan)
+        if log.recovery.cut_bytes:
+            broker.cluster.world.count("torn tails")
         self._tell(self.checks.opened, self)
 
     @property

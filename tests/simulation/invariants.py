@@ -68,7 +68,8 @@ class Checks:
         self._is_etcd_past = True
         self._cluster.promises.forget_tables()
         for partition in self.partitions.values():
-            partition.unclean |= partition.is_deleted  # It may come back, and its records are gone.
+            if partition.is_deleted:
+                partition.unclean = partition.gives_up = True  # It may come back, and its records are gone.
 
     def generation_began(self) -> None:
         """A new generation began: its sessions and leader epochs are counted anew, and it has all that is committed."""
@@ -115,6 +116,7 @@ class Checks:
         if before.certain and before.end != reference.end and before.entries:
             raise SimulationError("I15", f"{host.label} ended at {before.end} and was opened with {reference.end}")
         reference.flushed = max(int(host.log.flushed_offset), min(before.flushed, reference.end))
+        self._check_start(host, reference)
 
     def closed(self, host: Host, *, in_order: bool) -> None:
         """A log was closed; in order: all of it is fsynced."""
@@ -208,12 +210,12 @@ class Checks:
         """The log was truncated; the core hears of it next."""
         reference = self._reference(host)
         reference.cut(end)
-        reference.flushed, reference.certain = min(reference.flushed, end), True
+        reference.flushed, reference.certain, host.followed = min(reference.flushed, end), True, None
         if reference.end != end:
             raise SimulationError("I6", f"{host.label} cut to {end}, inside a batch")
         partition = self.partitions[host.key]
-        self._checked("I18", not partition.unclean)
-        is_promised = not (partition.unclean or partition.is_deleted or self._is_behind_compaction(host))
+        self._checked("I18", not partition.gives_up)
+        is_promised = not (partition.gives_up or partition.is_deleted or self._is_behind_compaction(host))
         if end < host.replica.high_watermark and is_promised:
             raise SimulationError(
                 "I18", f"{host.label} cut to {end}, below its high watermark {host.replica.high_watermark}"
@@ -224,9 +226,9 @@ class Checks:
         reference = self._reference(host)
         reference.bases.clear()
         reference.entries.clear()
-        reference.start = reference.flushed = offset
-        reference.certain = True
-        is_promised = not (self.partitions[host.key].unclean or self._is_behind_compaction(host))
+        reference.start = reference.log_start = reference.flushed = offset
+        reference.certain, host.followed = True, None
+        is_promised = not (self.partitions[host.key].gives_up or self._is_behind_compaction(host))
         if offset < host.replica.high_watermark and is_promised:
             raise SimulationError("I18", f"{host.label} starts over at {offset}, below its high watermark")
 
@@ -302,6 +304,7 @@ class Checks:
         self._checked("H21")
         if not partition.unclean:
             raise SimulationError("H21", f"{partition.name}: {leader} is elected uncleanly without a request")
+        partition.gives_up = True
         reference, committed = partition.replicas[leader.broker_id], partition.committed
         while committed.entries and reference.find(committed.entries[-1].base) != committed.entries[-1]:
             gone = committed.entries[-1]
@@ -318,7 +321,7 @@ class Checks:
 
     def unclean_allowed(self, key: LogId) -> None:
         """An administrator accepts the loss of records."""
-        self.partitions[key].unclean = True
+        self.partitions[key].unclean = self.partitions[key].gives_up = True
 
     def fetched(self, host: Host, request: FetchRequest) -> None:
         """A leader took note of what a follower has."""
@@ -343,7 +346,7 @@ class Checks:
         elif replica.role is Role.LEADING:
             self._check_rise(host, reference, high_watermark)
             self._commit(host, reference, partition, high_watermark)
-        elif not partition.unclean and high_watermark > partition.committed.end:
+        elif not partition.gives_up and high_watermark > partition.committed.end:
             raise SimulationError(
                 "I8", f"{host.label} follows with {high_watermark}, committed is {partition.committed.end}"
             )
@@ -486,6 +489,8 @@ class Checks:
             if not rises or after.partition_epoch != before.partition_epoch + 1:
                 raise SimulationError("I11", f"{partition.name}: {after} after {before}")
             self._check_sessions(partition, before, after)
+            if after.leader is not None and len(after.in_sync) == len(after.replicas) and not partition.is_deleted:
+                partition.gives_up = False  # All are in sync with a leader that was elected since.
         if after.leader is not None:
             self._checked("I5", after.leader_epoch in partition.sessions)
             elected = partition.sessions.setdefault(after.leader_epoch, after.leader)
@@ -570,10 +575,30 @@ class Checks:
         if host.log.log_end_offset != reference.end:
             raise SimulationError("I6", f"{host.label}: the log ends at {host.log.log_end_offset}, not {reference.end}")
         reference.flushed = max(reference.flushed, min(int(host.log.flushed_offset), reference.end))
+        self._check_start(host, reference)
+        self._check_high_watermark(host)
         if not host.is_busy:
             self._check_told(host, reference)
         if replica.role is Role.LEADING and not self._is_etcd_past:
             self._check_leader(host, reference, partition)
+
+    def _check_start(self, host: Host, reference: ReferenceLog) -> None:
+        """The log start of a replica never falls, also when its log is opened again (I18)."""
+        start = int(host.log.log_start_offset)
+        self._checked("I18", reference.log_start > 0)
+        if start < reference.log_start and not (reference.corrupt or self.partitions[host.key].gives_up):
+            raise SimulationError("I18", f"{host.label} begins at {start}, and began at {reference.log_start}")
+        reference.log_start = start
+
+    def _check_high_watermark(self, host: Host) -> None:
+        """It never falls within an epoch, at a leader or at a follower of it (I8)."""
+        epoch, high_watermark = host.replica.leader_epoch, int(host.replica.high_watermark)
+        before, host.followed = host.followed, (epoch, high_watermark)
+        self._checked("I8")
+        if self.partitions[host.key].gives_up:
+            host.followed = None
+        elif before is not None and before[0] == epoch and high_watermark < before[1]:
+            raise SimulationError("I8", f"{host.label}: the high watermark fell from {before[1]} to {high_watermark}")
 
     def _check_told(self, host: Host, reference: ReferenceLog) -> None:
         """The core knows what a log holds that no thread is at."""
@@ -592,6 +617,7 @@ class Checks:
         assert state is not None
         assert seen is not None
         if replica.leader_epoch != state.leader_epoch:
+            self._cluster.world.count("looks at a leader of an older epoch")
             return
         self._check_log_start(host, partition)
         if not reference.corrupt:
@@ -625,12 +651,12 @@ class Checks:
                     self._disks.check(reference.host, reference, anew=is_last)
             self.check_members(partition)
             self._check_kept(partition)
-        if not (self._cluster.plan.buggy_etcd or self._is_etcd_past):
-            self._check_views()
+        if not (self._cluster.plan.buggy_etcd or self._is_etcd_past) and (wrong := self.wrong_caches()):
+            raise SimulationError("I19", wrong[0])
 
     def _check_kept(self, partition: Partition) -> None:
         committed = partition.committed
-        if not committed.entries or partition.unclean:
+        if not committed.entries or partition.gives_up:
             return
         self._checked("I15")
         last = committed.entries[-1]
@@ -641,9 +667,9 @@ class Checks:
                 return
         raise SimulationError("I15", f"{partition.name}: no disk holds what is committed up to {committed.end}")
 
-    def _check_views(self) -> None:
-        """A cache at revision r is etcd at r (I19)."""
-        store, prefix = self._cluster.etcd.store, self._cluster.keyspace.prefix
+    def wrong_caches(self) -> list[str]:
+        """Return which caches at a revision r are not etcd at r (I19)."""
+        store, prefix, found = self._cluster.etcd.store, self._cluster.keyspace.prefix, []
         for process, view in self._cluster.caches():
             source: Any = view.source
             seen = {each.key: each for each in source.items(prefix)}
@@ -651,7 +677,8 @@ class Checks:
             self._checked("I19", bool(true))
             wrong = [key for key in sorted({*seen, *true}) if seen.get(key) != true.get(key)]
             if source.revision and wrong:
-                raise SimulationError("I19", f"{process.name} at revision {source.revision} is wrong about {wrong}")
+                found.append(f"{process.name} at revision {source.revision} is wrong about {wrong}")
+        return found
 
     def _checked(self, name: str, has_compared: bool = True) -> None:
         """Count a comparison that could have broken a promise."""

@@ -51,6 +51,8 @@ class ReferenceLog:
     host: Host | None = None
     start: int = 0
     """Where the log starts, and where its batches do."""
+    log_start: int = 0
+    """The highest log start that it was seen with."""
     bases: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     flushed: int = 0
@@ -112,6 +114,9 @@ class Partition:
         self.state: PartitionState | None = None
         self.replicas: dict[int, ReferenceLog] = {}
         self.unclean = False
+        """An unclean election was allowed: clients are promised nothing any more."""
+        self.gives_up = False
+        """It was, and not all replicas are in sync again: what was committed may be lost."""
         self.unclean_epoch = 0
         self.log_start = 0
         """The highest log start that clients were told."""
