@@ -59,7 +59,7 @@ MEMBERSHIP = (
         "A leader takes in a replica for what the log that it had before had acknowledged.",
         Test(
             "tests/unit/broker/test_broker_emptied_replica.py::test_a_leader_that_tries_again_does_not_take_in_the_empty_log",
-            "In the simulator a process whose log is corrupt restarts in a new session.",
+            "In few seeds of the simulator a log is corrupt, and replaced in the same session.",
         ),
     ),
     Mutant(

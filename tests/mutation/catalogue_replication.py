@@ -45,7 +45,7 @@ REPLICATION = (
         "The error of a task that truncates a log is dropped.",
         Test(
             "tests/unit/broker/test_broker_violations.py::test_a_violation_in_a_task_that_nobody_awaits_ends_the_broker",
-            "The simulator has no tasks.",
+            "In the simulator a task that fails ends the run by itself.",
         ),
     ),
     Mutant(

@@ -106,7 +106,7 @@ STORAGE = (
         "After a refused fsync the next one succeeds without having written the pages in doubt.",
         Test(
             "tests/unit/log/test_log_refusals.py::test_a_refused_fsync_is_not_made_good_by_a_second_one",
-            "The simulator's disks are not full.",
+            "The simulator's disks drop no pages with an fsync that they refuse.",
         ),
     ),
     Mutant(
