@@ -63,6 +63,8 @@ class MemberCall:
         self._coordinator = coordinator
 
         def arrive() -> None:
+            if call.method == "CommitOffsets":
+                cluster.checks.commit_arrived(self, call.request)
             self._cancel_at_server.append(coordinator.serve(call.method, call.request, call.timeout, self._reply))
 
         if call.method == "LeaveGroup":
@@ -86,6 +88,8 @@ class MemberCall:
 
     def _reply(self, answer: Any, error: HeadraceError | None) -> None:
         assert self.server is not None
+        if self._call.method == "CommitOffsets":
+            self._cluster.checks.commit_answered(self, answer)
         self._cluster.network.send(self.server.name, self._client, "", lambda: self._finish(answer, error), once=True)
 
     def _finish(self, answer: Any, error: BaseException | None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.groups.state import Group
-from headrace.wire.errors import HeadraceError, MetadataLimitError
+from headrace.wire.errors import ErrorCode, HeadraceError, MetadataLimitError
 from headrace_coordinator.core.group_encoding import decode_group
 from headrace_coordinator.runtime.group_view import GroupEntry
 from headrace_server.internal_v1 import metadata_pb2
@@ -77,6 +77,8 @@ class GroupChecks:
         self._owners: dict[TopicPartition, tuple[bytes, int]] = {}
         self._asked_ms: dict[bytes, int] = {}
         """When each member that is to give up something was asked."""
+        self._valid_commits: dict[object, tuple[Any, set[TopicPartition]]] = {}
+        """What each request at a coordinator may commit in every revision since it arrived."""
         self._expired: dict[bytes, None] = {}
         """Members whose lease has ended while they were members."""
         self._empty_ms: int | None = None
@@ -134,6 +136,8 @@ class GroupChecks:
             self._check_target()
         if changed:
             self._check_owners(revision, was, lived)
+        for request, valid in self._valid_commits.values():
+            valid &= self._committable(request)
         for partition, value in offsets:
             self._check_offset(revision, partition, value, before)
 
@@ -343,6 +347,31 @@ class GroupChecks:
         if tenure.position < known:
             self.world.count("records given again", min(position, known) - tenure.position)
         self._given[partition] = max(known, position)
+
+    def _committable(self, request: Any) -> set[TopicPartition]:
+        """Return the partitions whose commit in a request is valid now (H63)."""
+        assigned, member = self.now.assigned.get(request.member_id), self.now.group.members.get(request.member_id)
+        epoch = request.member_epoch
+        if assigned is None or member is None or epoch > min(assigned.member_epoch, member.member_epoch):
+            return set()
+        return {partition for partition, granted in assigned.owned.items() if granted <= epoch}
+
+    def commit_arrived(self, call: object, request: Any) -> None:
+        """A coordinator begins to decide about a commit."""
+        self._valid_commits.setdefault(call, (request, self._committable(request)))
+
+    def commit_answered(self, call: object, answer: Any) -> None:
+        """A coordinator has decided; what was valid all the time is not refused as another member's (H63)."""
+        request, valid = self._valid_commits.pop(call, (None, set()))
+        if answer is None or request is None:
+            return
+        for asked, topic in zip(request.topics, answer.topics, strict=True):
+            for given in topic.partitions:
+                partition = bytes(asked.topic_id), given.partition
+                self._checked("H63", partition in valid)
+                is_refused = given.HasField("error") and given.error.code == ErrorCode.NOT_OWNER
+                if is_refused and partition in valid and not self.cluster.plan.buggy_etcd:
+                    self._fail("H63", f"{_short(request.member_id)} may not commit to {partition[1]}, which it owns")
 
     def told_stored(self, request: Any, answer: Any) -> None:
         """A member was told that its commit is stored."""
