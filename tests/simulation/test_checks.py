@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.simulation.broker import simulated
-from tests.simulation.cluster import Cluster
+from tests.simulation.cluster import WATCH_MS, Cluster
 from tests.simulation.history import OK, Final, Poll, Send
 from tests.simulation.plan import Plan
 from tests.simulation.world import SimulationError
@@ -37,7 +37,7 @@ def test_a_cache_that_lacks_a_key_is_found_also_with_an_etcd_that_lies(cluster, 
     key = cluster.keyspace.topic_by_id(cluster.topic.topic_id)
     kept = [each for each in view.source.items(cluster.keyspace.prefix) if each.key != key]
     monkeypatch.setattr(view, "source", SimpleNamespace(revision=view.source.revision, items=lambda prefix: kept))
-    monkeypatch.setattr(cluster, "relist_ms", 20)
+    monkeypatch.setattr(cluster, "relist_ms", 20 - WATCH_MS)
     assert len(cluster.checks.wrong_caches()) == 1
     with pytest.raises(SimulationError, match="I19"):
         cluster._await_caches()
