@@ -112,7 +112,9 @@ class _Call:
             return
         self._transport.under_way[self] = None
         ask = partial(server.call, method, data, seconds, self._answered)
-        self._transport.network.send(loop.process.name, server.process, self._exchange.what, ask, once=True)
+        network = self._transport.network
+        send = network.send_produce if method.endswith("/Produce") else partial(network.send, once=True)
+        send(loop.process.name, server.process, self._exchange.what, ask)
 
     def _answered(self, answer: bytes | grpc.aio.AioRpcError) -> None:
         """The server has answered: send its messages."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from tests.simulation.group_plan import GROUP_FAULTS
 from tests.simulation.history import ANOMALIES
+from tests.simulation.network import LATE_PRODUCES
 from tests.simulation.plan import COLUMNS_CHANGE, FAULTS, LATER_FAULTS
 
 CHECKED = "checked: "
@@ -65,6 +66,7 @@ REQUIRED = (
     *CANCELLED,
     FAULT + COLUMNS_CHANGE,
     FLUSHED_BY_POLICY,
+    LATE_PRODUCES,
 )
 
 

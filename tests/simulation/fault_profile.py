@@ -48,6 +48,7 @@ class FaultProfile:
             slow_rate=self.rate_of("slow messages"),
             drop_rate=self.rate_of("drops"),
             double_rate=self.rate_of("doubles"),
+            late_produce_rate=self.rate_of("late produces"),
         )
 
     def etcd_rates(self) -> EtcdRates:

@@ -35,7 +35,8 @@ GROUP_FAULTS = (
 )
 """What the nemesis may do to a group, by name. A seed may have "delete group" besides."""
 
-GROUP_RATES = (*(each for each in RATES if each != "slow disk"), "late requests")
+_INSTEAD = {"late produces": "doubles"}
+GROUP_RATES = (*(_INSTEAD.get(each, each) for each in RATES if each != "slow disk"), "late requests")
 """What goes wrong all the time, by name."""
 
 ASSIGNORS = ("", "", "uniform", "range", "rack-aware")

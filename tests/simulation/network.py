@@ -16,6 +16,10 @@ from tests.simulation.world import Process, World
 Call = Callable[[], object]
 Link = tuple[str, str]
 
+LATE_PRODUCES = "produces that came late"
+LATE_MS = 300, 4_000
+"""When a late request arrives: so long after it was sent, and at random up to so much later."""
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkRates:
@@ -28,6 +32,8 @@ class NetworkRates:
     slow_ms: int = 400
     drop_rate: float = 0.0
     double_rate: float = 0.0
+    late_produce_rate: float = 0.0
+    """A client's attempt to produce arrives when the client has mostly tried again."""
     late_rate: float = 0.3
     """What was under way on a stream when it broke is delivered nevertheless."""
 
@@ -85,6 +91,15 @@ class Network:
         if not once and rates.double_rate and chance.random() < rates.double_rate:
             self.world.count("messages duplicated")
             self.world.after(self.delay_ms() * 3, target, f"{what} (again)" if what else "", deliver)
+
+    def send_produce(self, source: str, target: Process, what: str, deliver: Call) -> None:
+        """Send a request to produce; it may arrive seconds later, after its caller has asked again (H48)."""
+        late = self.world.chance("late produces")
+        if late.random() >= self.rates.late_produce_rate:
+            self.send(source, target, what, deliver, once=True)
+        elif not self.is_blocked(source, target.name):
+            self.world.count(LATE_PRODUCES)
+            self.world.after(LATE_MS[0] + late.randrange(LATE_MS[1]), target, f"{what} (late)", deliver)
 
     def open_stream(self, client: Process, server: Process, on_break: Callable[[Process], None]) -> Stream:
         """Open a stream; `on_break(side)` is called at each side that hears of its end."""

@@ -69,7 +69,7 @@ COLUMNS_CHANGE = "columns change"
 RATES = (
     "slow messages",
     "drops",
-    "doubles",
+    "late produces",
     "lost answers",
     "late applies",
     "no space",
@@ -91,7 +91,7 @@ ORDERLY = (
     "minimum changes",
 )
 """Faults after which no leader's session ends but in order: what `acks=1` promises holds (H24)."""
-ORDERLY_RATES = ("doubles", "slow disk")
+ORDERLY_RATES = ("late produces", "slow disk")
 
 
 @dataclass(frozen=True, slots=True)
