@@ -33,9 +33,39 @@ class DiskFaults(Faults):
         node = self._victim(chance)
         if node is None or not self._may_corrupt(node):
             return False
-        operation = chance.choice(("fsync", "pwritev", "pread"))
+        is_log = chance.random() < 0.5
+        operation = chance.choice(("fsync", "pwritev", "pread") if is_log else sorted(ANY_CALL - {"create", "space"}))
         drops = chance if operation == "fsync" and chance.random() < 0.7 else None
-        node.filesystem.fail(operation, errno.EIO, suffix=".log", drops=drops)
+        node.filesystem.fail(operation, errno.EIO, suffix=".log" if is_log else "", drops=drops)
+        return True
+
+    def _rot(self, chance: random.Random) -> bool:
+        """While a broker is down, a file of a log that holds no records rots: a checkpoint, an index, epochs (H37)."""
+        node = self._victim(chance)
+        if node is None or not self._may_corrupt(node):
+            return False
+        hosts = [host for host in _hosts(node) if host.is_open]
+        node.kill(Loss.NOTHING)
+        self._later(duration(chance), node.start)
+        disk = node.filesystem
+        paths = [path for host in hosts for path in disk.versions(host.log.directory)]
+        paths = [path for path in sorted(paths) if not path.endswith(".log") and disk.content(path)]
+        if not paths:
+            return False
+        path = chance.choice(paths)
+        size_bytes, kind = len(disk.content(path)), chance.choice(("flip", "cut", "zeros"))
+        at = chance.randrange(size_bytes)
+        self.world.note("op", f"{kind} at {at} of {path}")
+        self.world.count(f"rot of {path.rpartition('.')[2] if '.' in path else path.rpartition('/')[2]}")
+        for host in hosts:
+            self.cluster.checks.log_start_is_open(host)
+        match kind:
+            case "flip":
+                disk.corrupt(path, at, 1 << chance.randrange(8))
+            case "cut":
+                disk.cut(path, at)
+            case _:
+                disk.overwrite(path, at, bytes(size_bytes - at))
         return True
 
     def _disk_full(self, chance: random.Random) -> bool:

@@ -49,6 +49,7 @@ SELDOM_FAULTS = (
     "disk replaced",
     "durability changes",
     "power in a call",
+    "rot",
     "unclean election",
 )
 """Drawn and done too seldom to be required: a test of its own asks for each."""

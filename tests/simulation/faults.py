@@ -16,7 +16,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.exercise import FAULT
 from tests.simulation.machine import BrokerNode
 
-PATIENCE = {"corruption": 8, "disk replaced": 8, "disk error": 8, "volume put back": 20}
+PATIENCE = {"corruption": 8, "disk replaced": 8, "disk error": 8, "volume put back": 20, "rot": 8}
 """These are tried so often again: the others have to be whole, and with other faults about they seldom are."""
 
 

@@ -278,6 +278,10 @@ class Checks:
         if reference is not None:
             reference.corrupt = True
 
+    def log_start_is_open(self, host: Host) -> None:
+        """A checkpoint may be lost now: the log may begin where the one before says, or at its first segment."""
+        self._reference(host).log_start = 0
+
     def is_corrupt(self, broker_id: int) -> bool:
         """Return whether the simulator has corrupted a log that a broker has."""
         replicas = (partition.replicas.get(broker_id) for partition in self.partitions.values())

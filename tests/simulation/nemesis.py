@@ -44,6 +44,7 @@ class Nemesis(SharedFaults, DiskFaults, AdminFaults):
             "disk full": self._disk_full,
             "disk refuses": self._refuse,
             "corruption": self._corruption,
+            "rot": self._rot,
             "scrub": self._scrub,
             "disk replaced": self._replace_disk,
             "volume put back": self._put_volume_back,

@@ -56,6 +56,7 @@ LATER_FAULTS = {
     "session renewed": 0.15,
     "clock wrong at a start": 0.15,
     "etcd put back": 0.2,
+    "rot": 0.25,
     "coordinator pauses": 0.25,
     "client cut off": 0.25,
     "partitions added": 0.15,
@@ -318,7 +319,7 @@ _RARE = ("unclean election", "durability changes")
 _ENDS_MIRRORS = ("topic made anew", "etcd put back", "unclean election", "partitions added")
 """Another topic would be another mirror, an earlier etcd has its setting, the copied log is not lost and has no more
 partitions."""
-_TAKES_DISKS = ("volume put back", "etcd put back")
+_TAKES_DISKS = ("volume put back", "etcd put back", "rot")
 """Where one replica may be the only one that has a record, or a write promises what async does, these would lose it."""
 _LOSSY = ("power all", "power in a call", "disk error", "corruption", "disk replaced", "disk full")
 """What async durability promises nothing about, where it meets several replicas at once."""
