@@ -23,11 +23,12 @@ from headrace.client.base.records import Record
 from headrace.client.net.cluster_metadata import ClusterMetadata
 from headrace.log.directory import LogId
 from headrace.wire.batch_runs import FEW_BATCHES
-from headrace.wire.errors import CorruptBatchError, HeadraceError, OffsetOutOfRangeError, Outcome
+from headrace.wire.errors import HeadraceError, OffsetOutOfRangeError, Outcome
 from headrace.wire.ids import TopicPartition
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 from tests.simulation.client_calls import ClientLoop
+from tests.simulation.client_errors import why_not
 from tests.simulation.exercise import CHECKED
 from tests.simulation.history import FAIL, OK, REPLACEABLE, UNKNOWN, Poll, Send, is_replaceable
 from tests.simulation.promises import address_of, name_of
@@ -147,6 +148,14 @@ class Client:
         async with asyncio.timeout(self._patience.randrange(PATIENCE_MS) / 1000 if ends else None):
             yield
 
+    def _failed(self, what: str, error: HeadraceError) -> None:
+        """Count an error that a call ended with; something in the run must be able to cause it."""
+        self.world.count(f"{what}: {error.code.name}")
+        self.world.count(CHECKED + "client errors")
+        why = why_not(error.code, self.cluster.plan)
+        if why:
+            self.cluster.promises.breaks("client errors", f"{self.name}, {what}: {error.message}: {why}")
+
     async def _rest(self, period_ms: int) -> None:
         await asyncio.sleep((1 + self._chance.randrange(2 * period_ms)) / 1000)
 
@@ -264,7 +273,7 @@ class Producer(Client):
                     self._wait(producer, (name,), sent)
                     done += 1
         except HeadraceError as error:
-            self.world.count(f"sends refused: {error.code.name}")
+            self._failed("sends refused", error)
             self._end_early(number, tuple(names[done:]), FAIL)
         except TimeoutError:
             self.world.count("sends cancelled")
@@ -293,7 +302,7 @@ class Producer(Client):
         except HeadraceError as error:
             outcome = FAIL if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
             self.world.count("batches failed for certain", outcome == FAIL)
-            self.world.count(f"sends failed, {outcome}: {error.code.name}")
+            self._failed(f"sends failed, {outcome}", error)
         self._open[key.partition] -= 1
         self._end(key, names, outcome, offset, order)
 
@@ -450,10 +459,8 @@ class Consumer(_Reading):
             self.world.count(f"positions lost: {type(error).__name__}")
             with suppress(HeadraceError):
                 await consumer.seek_to_beginning(self.where)
-        except CorruptBatchError:
-            self.world.count("corruption that readers met")
         except HeadraceError as error:
-            self.world.count(f"polls failed: {error.code.name}")
+            self._failed("polls failed", error)
         except TimeoutError:
             self.world.count("polls cancelled")
 
@@ -492,7 +499,7 @@ class Reader(_Reading):
                         self.world.count("reads cancelled")
                     self._check_end(reader)
             except HeadraceError as error:
-                self.world.count(f"readers failed: {error.code.name}")
+                self._failed("readers failed", error)
             self._core = None
 
     def _note_lookup(self, reader: aio.Reader, at_ms: int) -> None:

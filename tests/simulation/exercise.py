@@ -33,6 +33,7 @@ CLIENTS = (
     "H51",
     "H55",
     "H143",
+    "client errors",
 )
 """What clients are told, and what their shipped cores make of it."""
 ADMINISTRATORS = tuple(f"administrators, {kind}" for kind in ("create", "delete", "configure", "grow", "move"))

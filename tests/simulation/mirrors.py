@@ -230,7 +230,7 @@ class Copier(Client):
                     key = self.cluster.partitions[number]
                     self._mirror.note(self.cluster.number_of(key), batch, OK, promised=self._is_committed)
             except HeadraceError as error:
-                self.world.count(f"copies failed: {error.code.name}")
+                self._failed("copies failed", error)
                 if self._chance.random() < 0.5:
                     self._ends.pop(number, None)  # Asks where the log ends.
             self.waits = False

@@ -86,7 +86,7 @@ class TableClient(Client):
             self._versions[row] = version
         except HeadraceError as error:
             outcome = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
-            self.world.count(f"row writes failed: {error.code.name}")
+            self._failed("row writes failed", error)
         self.world.count(f"row writes {outcome}")
         self._note(
             row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
@@ -128,7 +128,7 @@ class TableClient(Client):
             async for replica in self._table.purge([row], timeout=3.0):
                 self.world.count(f"replicas {'' if replica.done else 'not '}purged")
         except HeadraceError as error:
-            self.world.count(f"purges failed: {error.code.name}")
+            self._failed("purges failed", error)
             outcome = UNKNOWN
         self._note(
             row, begin, topic_id, outcome=outcome, version=ABSENT, value=value, writes=True, deletes=True,
@@ -176,7 +176,7 @@ class TableClient(Client):
         try:
             found: Row | None = await self._table.get(row, consistency=consistency, min_offset=least, timeout=2.0)
         except HeadraceError as error:
-            self.world.count(f"row reads failed: {error.code.name}")
+            self._failed("row reads failed", error)
             return
         self._note_read(row, found, begin, topic_id, own, from_replica=from_replica)
 
