@@ -16,6 +16,7 @@ from headrace.log import CorruptLogError, DataDirectory, LogSettings, PartitionL
 from headrace.log.directory import LogId
 from headrace.wire.batch import iter_batches
 from headrace.wire.batch_runs import BatchRun
+from headrace.wire.columns import decode_batch
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
 from headrace_broker.core.leadership import Leadership
@@ -134,6 +135,18 @@ class Host:
     def is_busy(self) -> bool:
         """Whether a thread may have done to the log what the core is told of next."""
         return self.partition is not None and self.partition.log_lock.locked()
+
+    def offsets_below(self, end: int) -> list[int]:
+        """The offsets of the records from the log start to `end` that compaction has left."""
+        found: list[int] = []
+        offset = int(self.log.log_start_offset)
+        with self.broker.node.sound_disk():
+            while offset < end:
+                with self.log.reader.read(offset, 1 << 20, end) as part:
+                    for _, batch in iter_batches(part.read()):
+                        found += decode_batch(bytes(batch), max_payload_bytes=1 << 20).offsets()
+                    offset = part.end_offset
+        return found
 
     def _tell(self, check: Any, *args: Any, **named: Any) -> None:
         """What is broken ends the run once the event is over: shipped code handles errors, and must not this one."""

@@ -260,7 +260,10 @@ class Checks:
         """Retention takes what lies below `start` for too old, and it is, by true time (H43)."""
         partition = self.partitions[host.key]
         least_ms = self._cluster.plan.retention_ms - CLOCKS_DIFFER_MS
+        kept = set(host.offsets_below(start)) if self._cluster.plan.compacts else None
         for entry in self._reference(host).entries:
+            if kept is not None and kept.isdisjoint(range(entry.base, entry.end)):
+                continue  # Compaction has taken all of it.
             if host.log.log_start_offset <= entry.base and entry.end <= start:
                 self._checked("H43")
                 age_ms = self._cluster.world.now_ms - partition.appended_ms.get((entry.base, entry.epoch), 0)

@@ -68,6 +68,21 @@ def test_a_log_start_that_falls_is_found_when_the_log_is_opened(cluster, monkeyp
         monkeypatch.undo()
 
 
+def test_what_retention_takes_is_old_unless_compaction_had_taken_it(cluster, monkeypatch):
+    """A segment is as old as the records that are left in it (H43)."""
+    plan = replace(cluster.plan, compacts=True, retention_ms=1_000_000)
+    monkeypatch.setattr(cluster, "plan", plan)
+    host = hosts(cluster)[0]
+    end = int(host.log.log_end_offset)
+    entry = cluster.checks._reference(host).entries[-1]
+    assert host.offsets_below(end) == list(range(5, end))
+    monkeypatch.setattr(host, "offsets_below", lambda _: [entry.base])
+    with pytest.raises(SimulationError, match=f"H43.*removes {entry.base} to {entry.end}"):
+        cluster.checks.expired(host, end)
+    monkeypatch.setattr(host, "offsets_below", lambda _: [])
+    cluster.checks.expired(host, end)
+
+
 def test_what_is_committed_must_be_kept_again_once_all_are_in_sync(cluster, monkeypatch):
     """After an unclean election: the loss that an administrator accepted is one, not any later one."""
     key = cluster.partitions[0]
