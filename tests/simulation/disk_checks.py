@@ -1,7 +1,7 @@
 """Reads the logs of brokers from their disks and compares them with what was reported of them (I6, I17).
 
 A log that did not change since it was read last is not read again, and one that did from the segment before the first
-that changed: what stands in the others was compared, and each batch's digest covers all before it.
+that changed: what the others hold was compared, and each batch's digest covers all before it.
 """
 
 from __future__ import annotations
