@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,10 +31,16 @@ from headrace.partition import producer_recovery
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.topic_configs import TopicConfig
 from headrace.wire.errors import HeadraceError
+from headrace.wire.frames import MethodCode
 from headrace_broker import app
 from headrace_broker.core.roles import Role
 from headrace_broker.metrics import BrokerMetrics
+from headrace_broker.rpc import listeners
 from headrace_broker.rpc.listeners import Listeners
+from headrace_broker.rpc.native import native_methods
+from headrace_broker.rpc.replica_service import ReplicaService
+from headrace_broker.rpc.service import BrokerService
+from headrace_broker.rpc.tables import TableService
 from headrace_broker.runtime import (
     log_deletion,
     maintenance,
@@ -58,6 +64,8 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.view import PrefixView
 from headrace_server.metrics_access import MetricsAccess
 from headrace_server.native import outgoing
+from headrace_server.native.call import NativeCall, NativeMethod
+from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.observability import Observability
 from headrace_server.service_process import ServiceProcess
 from headrace_server.tls import ServiceTls
@@ -352,7 +360,7 @@ class SimulatedListeners(Listeners):
         self, life: Broker, settings: BrokerSettings, process: ServiceProcess, gate: IdentityGate, executor: Any
     ) -> None:
         self.life = life
-        shares = DescriptorShares(clients=1_000, natives=1, peers=1_000, followers=1_000, segment_files=256)
+        shares = DescriptorShares(clients=1_000, natives=1_000, peers=1_000, followers=1_000, segment_files=256)
         super().__init__(settings, process, shares, METRICS, gate, executor)
 
     def _make_server(self, max_connections: int, **checks: Any) -> Any:
@@ -364,6 +372,22 @@ class SimulatedListeners(Listeners):
         )
         server.transport, server.process, server.loop = self.life.cluster.transport, self.life.process, self.life.loop
         return server
+
+    def serve(self, service: BrokerService, tables: TableService, replica_service: ReplicaService) -> None:
+        """As the shipped one; `PromiseChecks` sees what is answered to producers."""
+        with mock.patch.object(listeners, "native_methods", self._watched_methods):
+            super().serve(service, tables, replica_service)
+
+    def _watched_methods(self, service: BrokerService, tables: TableService) -> dict[int, NativeMethod]:
+        methods, promises = native_methods(service, tables), self.life.cluster.promises
+        produce = methods[MethodCode.PRODUCE]
+
+        async def handle(request: Any, call: NativeCall) -> OutgoingMessage:
+            answer = await produce.handle(request, call)
+            promises.answers_natively(call.request_id, answer.message)
+            return answer
+
+        return {**methods, MethodCode.PRODUCE: replace(produce, handle=handle)}
 
 
 def _drain_ms(plan: Plan) -> int:
@@ -379,7 +403,7 @@ def _settings(node: BrokerNode) -> BrokerSettings:
         listen=f"{node.name}:7181",
         insecure=True,
         internal_listen=f"{node.name}:7381",
-        native_listen="off",
+        native_listen=f"{node.name}:7281",
         replication_listen=f"{node.name}:7383",
         rack=f"rack {node.broker_id}",
         lease_ttl_ms=LEASE_TTL_MS,

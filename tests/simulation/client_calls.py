@@ -8,6 +8,7 @@ each answer, in the moment the client does.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import sys
@@ -21,14 +22,21 @@ from typing import Any
 from unittest import mock
 
 import grpc
+from headrace.client.base import request_ids
 from headrace.client.base.clock import monotonic_ms
 from headrace.client.net import connection_async as connection
+from headrace.client.net.native_async import AsyncNativeConnections
+from headrace.client.net.native_calls import NATIVE_METHODS, Done, MakeRequest, NativeRequest
+from headrace.wire.errors import HeadraceError
+from headrace.wire.frames import Frame
 
-from tests.simulation.promises import PromiseChecks
+from tests.simulation.promises import Exchange, PromiseChecks
 from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, World
 
+_PARSE = {each.method: each.parse for each in NATIVE_METHODS.values()}
+"""What a client makes of an answer, by method."""
 FIRST_MS = 1_700_000_000_000
 """Wall time of clients at the begin of a run."""
 REFUSED_SECONDS = 0.002
@@ -39,9 +47,12 @@ HEARS_OF_RESET = 0.7
 class ClientLoop(VirtualLoop):
     """The loop of a client's process, from which its channels lead into the simulated network."""
 
+    keepalive_ms = 3_000
+    """In proportion to a run: it is half a minute."""
+
     def __init__(self, world: World, process: Process, transport: Transport, promises: PromiseChecks) -> None:
         super().__init__(world, process)
-        self.client_transport = transport
+        self.transport = transport
         self.promises = promises
 
     def call_at(
@@ -51,6 +62,32 @@ class ClientLoop(VirtualLoop):
         if when > self.time():
             when = max(when, self.time() + 0.001)
         return super().call_at(when, callback, *args, context=context)
+
+
+class WatchedConnections(AsyncNativeConnections):
+    """Native connections of a client, whose requests and answers `PromiseChecks` sees."""
+
+    def begin(
+        self, address: str, make_request: MakeRequest, done: Done, session: str = ""
+    ) -> Callable[[], None] | None:
+        """See `NativeCaller`."""
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, ClientLoop):
+            return super().begin(address, make_request, done, session)
+        asked: list[tuple[NativeRequest, Exchange]] = []
+
+        def make() -> NativeRequest:
+            request = make_request()
+            asked.append((request, loop.promises.asks_natively(loop.process.name, address, request)))
+            return request
+
+        def ended(frame: Frame | None, error: HeadraceError | None) -> None:
+            for request, exchange in asked:
+                if frame is not None:
+                    exchange.arrived(_PARSE[request.method](frame))
+            done(frame, error)
+
+        return super().begin(address, make, ended, session)
 
 
 class ClientChannel:
@@ -99,7 +136,7 @@ class _Call:
         self.future: asyncio.Future[Any] = loop.create_future()
         self._loop = loop
         self._deserialize = deserialize
-        self._transport = loop.client_transport
+        self._transport = loop.transport
         self._exchange = loop.promises.asks(loop.process.name, address, method, data)
         self._timer = loop.call_later(seconds, self._fail, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self.future.add_done_callback(self._end)
@@ -119,7 +156,11 @@ class _Call:
     def _answered(self, answer: bytes | grpc.aio.AioRpcError) -> None:
         """The server has answered: send its messages."""
         assert self.server is not None, "it was sent"
-        what = self._exchange.answered(answer) if isinstance(answer, bytes) else self._exchange.refused(answer)
+        exchange = self._exchange
+        if isinstance(answer, bytes):
+            what = exchange.answered(exchange.parse_answer(answer))
+        else:
+            what = exchange.refused(answer)
         take = partial(self._loop.run, self._take, answer)
         self._transport.network.send(self.server.name, self._loop.process, what, take, once=True)
 
@@ -127,7 +168,7 @@ class _Call:
         if self.future.done():
             return
         if isinstance(answer, bytes):
-            self._exchange.arrived(answer)
+            self._exchange.arrived(self._exchange.parse_answer(answer))
             self.future.set_result(self._deserialize(answer))
         else:
             self.future.set_exception(answer)
@@ -213,6 +254,9 @@ def clients_in_virtual_time() -> Iterator[None]:
         for module, name in _clocks_and_chance():
             stack.enter_context(mock.patch.object(module, name, replacements[name]))
         stack.enter_context(mock.patch.object(connection, "grpc", SimpleNamespace(aio=channels)))
+        stack.enter_context(mock.patch.object(connection, "AsyncNativeConnections", WatchedConnections))
+        names = SimpleNamespace(prefix="0" * 8, numbers=itertools.count(1 << 24))  # All of one length, in each run.
+        stack.enter_context(mock.patch.object(request_ids, "_names", names))
         before = logger.propagate
         logger.addHandler(handler)
         logger.propagate = False

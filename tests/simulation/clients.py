@@ -74,6 +74,7 @@ TIGHT = 0.3
 """Share of producers whose records wait for buffer memory."""
 TIGHT_BATCH_BYTES, TIGHT_MEMORY = 200, 400
 """Of such a producer."""
+TRANSPORTS: tuple[Any, ...] = ("grpc", "auto", "auto", "native")
 SETTINGS: dict[str, Any] = {
     "request_timeout_ms": 700,
     "retry_backoff_ms": 40,
@@ -83,7 +84,6 @@ SETTINGS: dict[str, Any] = {
 """In proportion to a run."""
 FETCHING: dict[str, Any] = {
     **SETTINGS,
-    "transport": "grpc",
     "fetch_max_wait_ms": 400,
     "fetch_max_bytes": READ_BYTES,
     "max_partition_fetch_bytes": READ_BYTES,
@@ -105,6 +105,7 @@ class Client:
         self._patience = self._apart("patience")
         self._is_impatient = self._patience.random() < IMPATIENT
         cluster.promises.begins(name)
+        self._transport: Any = self._apart("transport").choice(TRANSPORTS)
         self._servers = [address_of(number) for number in sorted(cluster.brokers)]
 
     def _apart(self, what: str) -> random.Random:
@@ -217,6 +218,7 @@ class Producer(Client):
             delivery_timeout_ms=GIVING_UP_MS if plan.gives_up or plan.forgets else DELIVERY_MS,
             max_in_flight_requests=self._chance.choice((1, 3, 5)),
             max_block_ms=1_000,
+            transport=self._transport,
             **settings,
         )
         if self._is_tight:
@@ -425,6 +427,7 @@ class Consumer(_Reading):
             dead_letter_topic=TOPIC if corrupt == "dead_letter" else "",
             auto_offset_reset="earliest" if self.follower else "error",
             client_rack=rack,
+            transport=self._transport,
             **FETCHING,
         )
         self._watch(consumer._core)
@@ -489,7 +492,14 @@ class Reader(_Reading):
                 at_ms = EPOCH_MS + max(0, self.world.now_ms + by_time.randrange(-EARLIER_MS, LATER_MS))
                 part = {"start": datetime.fromtimestamp(at_ms / 1000, UTC)}
             partitions = [self.where.partition]
-            reader = aio.Reader(TOPIC, partitions=partitions, bootstrap_servers=self._servers, **part, **FETCHING)
+            reader = aio.Reader(
+                TOPIC,
+                partitions=partitions,
+                bootstrap_servers=self._servers,
+                transport=self._transport,
+                **part,
+                **FETCHING,
+            )
             self._watch(reader._core)
             try:
                 async with reader:

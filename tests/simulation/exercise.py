@@ -41,6 +41,7 @@ ADMINISTRATORS = tuple(f"administrators, {kind}" for kind in ("create", "delete"
 FORGOTTEN = "producers forgotten"
 COMPRESSED = "compressed batches sent"
 LOOPED = "records of loops"
+NATIVE = "native calls"
 CANCELLED = ("polls cancelled", "reads cancelled", "sends cancelled")
 """By applications, in the middle: only a send that waits for memory or metadata can be."""
 FLUSHED_BY_POLICY = "flushes by flush_messages or flush_ms"
@@ -65,6 +66,7 @@ REQUIRED = (
     FORGOTTEN,
     COMPRESSED,
     LOOPED,
+    NATIVE,
     *CANCELLED,
     FAULT + COLUMNS_CHANGE,
     FLUSHED_BY_POLICY,

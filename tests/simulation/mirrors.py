@@ -212,7 +212,7 @@ class Copier(Client):
 
     async def _live(self) -> None:
         settings = {name: SETTINGS[name] for name in ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms")}
-        config = build(AdminConfig, {"bootstrap_servers": self._servers, "transport": "grpc", **settings})
+        config = build(AdminConfig, {"bootstrap_servers": self._servers, "transport": self._transport, **settings})
         connections = open_connections_async("Mirror", config)
         kind = _CommittedCalls if self._is_committed else PartitionCalls
         self._calls = calls = kind(TOPIC, self.cluster.topic.topic_id, config)

@@ -101,9 +101,14 @@ class Network:
             self.world.count(LATE_PRODUCES)
             self.world.after(LATE_MS[0] + late.randrange(LATE_MS[1]), target, f"{what} (late)", deliver)
 
-    def open_stream(self, client: Process, server: Process, on_break: Callable[[Process], None]) -> Stream:
-        """Open a stream; `on_break(side)` is called at each side that hears of its end."""
-        stream = Stream(self, client, server, on_break)
+    def open_stream(
+        self, client: Process, server: Process, on_break: Callable[[Process], None], keepalive_ms: int | None = None
+    ) -> Stream:
+        """Open a stream; `on_break(side)` is called at each side that hears of its end.
+
+        The client hears of any end within `keepalive_ms`, if its kernel probes the connection.
+        """
+        stream = Stream(self, client, server, on_break, keepalive_ms)
         self._streams.append(stream)
         return stream
 
@@ -142,10 +147,18 @@ class Network:
 class Stream:
     """Two directions, each in order. Once ended nothing new goes; a side that did not hear of it may still send."""
 
-    __slots__ = ("_held", "_network", "_on_break", "_ready_ms", "_silent", "closed", "ended", "sides")
+    __slots__ = ("_held", "_keepalive_ms", "_network", "_on_break", "_ready_ms", "_silent", "closed", "ended", "sides")
 
-    def __init__(self, network: Network, client: Process, server: Process, on_break: Callable[[Process], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        client: Process,
+        server: Process,
+        on_break: Callable[[Process], None],
+        keepalive_ms: int | None,
+    ) -> None:
         self._network = network
+        self._keepalive_ms = keepalive_ms
         self._on_break = on_break
         self.sides = (client, server)
         self.ended = False
@@ -200,6 +213,8 @@ class Stream:
         for side in self.sides:
             if side in heard_by:
                 self._network.world.after(self._network.delay_ms(), side, "a stream broke", partial(self._hear, side))
+            elif side is self.sides[0] and self._keepalive_ms is not None:
+                self._network.world.after(self._keepalive_ms, side, "a stream is dead", partial(self._hear, side))
 
     def _hear(self, side: Process) -> None:
         at = 0 if side is self.sides[0] else 1

@@ -8,20 +8,23 @@ election gave up is not promised any more (H21).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from headrace.client.net.native_calls import NativeRequest
 from headrace.log.directory import LogId
 from headrace.v1 import broker_pb2
+from headrace.wire.attachments import splice_produce
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches
 from headrace.wire.columns import decode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
-from headrace.wire.zero_copy import parse_fetch_response, parse_produce_request
+from headrace.wire.frames import MethodCode
+from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response, parse_produce_request
 
-from tests.simulation.exercise import CHECKED, COMPRESSED
+from tests.simulation.exercise import CHECKED, COMPRESSED, NATIVE
 from tests.simulation.typed_rows import name_in, names_in
 from tests.simulation.world import SimulationError
 
@@ -87,11 +90,32 @@ class PromiseChecks:
         """The checksum of each sequence that was sent."""
         self._tables: dict[str, dict[tuple[bytes, int], int]] = {}
         self._newest_life: dict[str, int] = {}
+        self._produced: dict[str, Produced] = {}
+        """Produce requests of the native protocol, by their request ids."""
 
     def asks(self, client: str, address: str, method: str, request: bytes) -> Exchange:
-        """A client calls now."""
+        """A client calls now, over gRPC."""
         kind = _EXCHANGES.get(method.removeprefix(SERVICE), Exchange)
-        return kind(self, client, address, request)
+        return kind(self, client, address, kind.parse_request(request))
+
+    def asks_natively(self, client: str, address: str, request: NativeRequest) -> Exchange:
+        """A client calls the broker at `address` now, over the native protocol."""
+        world, message = self.cluster.world, request.message
+        world.count(NATIVE)
+        if request.method == MethodCode.PRODUCE:
+            attached = memoryview(b"".join(request.attached))
+            spliced = splice_produce(broker_pb2.ProduceRequest.FromString(message), attached)
+            produced = self._produced[request.request_id] = Produced(self, client, address, spliced)
+            world.note(client, produced.what)
+            return produced
+        kind = _NATIVE_EXCHANGES.get(request.method, Exchange)
+        return kind(self, client, address, kind.parse_request(message))
+
+    def answers_natively(self, request_id: str, message: bytes) -> None:
+        """A broker answers a Produce now, over the native protocol."""
+        produced = self._produced[request_id]
+        said = produced.answered(produced.parse_answer(message))
+        self.cluster.world.note(produced.address, said)
 
     def of(self, key: LogId) -> Promises:
         """The promises of a partition."""
@@ -181,13 +205,16 @@ class Exchange:
 
     what = ""
     """For the trace: what is asked."""
+    parse_request: Callable[[bytes], Any] = staticmethod(bytes)
+    """Parses a request as gRPC has it."""
+    parse_answer: Callable[[bytes], Any] = staticmethod(bytes)
 
-    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: Any) -> None:
         self.promises = promises
         self.client = client
         self.address = address
 
-    def answered(self, answer: bytes) -> str:
+    def answered(self, answer: Any) -> str:
         """The server answers; what the trace says of it."""
         return ""
 
@@ -195,7 +222,7 @@ class Exchange:
         """The server refuses the call as a whole."""
         return f"answer to {self.client}: {type(from_rpc_error(error)).__name__}" if self.what else ""
 
-    def arrived(self, answer: bytes) -> None:
+    def arrived(self, answer: Any) -> None:
         """The client has the answer."""
 
     def is_leader_of(self, key: LogId, epoch: int) -> bool:
@@ -213,14 +240,16 @@ class _SentPart:
 class Produced(Exchange):
     """A Produce."""
 
-    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+    parse_request = staticmethod(parse_produce_request)
+    parse_answer = staticmethod(broker_pb2.ProduceResponse.FromString)
+
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: SplicedMessage) -> None:
         super().__init__(promises, client, address, request)
-        spliced = parse_produce_request(request)
-        self.acks = spliced.message.acks
+        self.acks = request.message.acks
         self.parts: dict[LogId, _SentPart] = {}
         said = []
-        batches = iter(spliced.batches)
-        for topic in spliced.message.topics:
+        batches = iter(request.batches)
+        for topic in request.message.topics:
             for part in topic.partitions:
                 key = LogId(topic.topic.topic_id, part.partition)
                 counts = []
@@ -233,31 +262,31 @@ class Produced(Exchange):
                 self.parts[key] = _SentPart(part.leader_epoch if part.HasField("leader_epoch") else -1, tuple(counts))
         self.what = f"produce of {client}: {', '.join(said)}"
 
-    def _results(self, answer: bytes) -> list[tuple[LogId, _SentPart, Any]]:
-        response = broker_pb2.ProduceResponse.FromString(answer)
-        found = [
-            (LogId(topic.topic_id, part.partition), part) for topic in response.topics for part in topic.partitions
-        ]
+    def _results(self, answer: broker_pb2.ProduceResponse) -> list[tuple[LogId, _SentPart, Any]]:
+        found = [(LogId(topic.topic_id, part.partition), part) for topic in answer.topics for part in topic.partitions]
         return [(key, self.parts[key], part) for key, part in found]
 
-    def answered(self, answer: bytes) -> str:
+    def _acknowledged(self, sent: _SentPart, part: Any) -> Iterable[tuple[int, int]]:
+        """What is acknowledged by all: offset and number of records of each batch. With an error nothing is."""
+        is_acknowledged = self.acks == broker_pb2.ACKS_ALL and not part.HasField("error")
+        return zip(part.base_offsets, sent.counts, strict=False) if is_acknowledged else ()
+
+    def answered(self, answer: broker_pb2.ProduceResponse) -> str:
         """Note what the server answers; return a line for the trace."""
         said, cluster = [], self.promises.cluster
         broker = self.promises.broker_at(self.address)
         for key, sent, part in self._results(answer):
-            for base, count in zip(part.base_offsets, sent.counts, strict=False):
-                if self.acks == broker_pb2.ACKS_ALL and broker is not None:
+            for base, count in self._acknowledged(sent, part):
+                if broker is not None:
                     cluster.answered(broker, key, base, count)
             error = f", {type(from_detail(part.error)).__name__}" if part.HasField("error") else ""
             said.append(f"{cluster.name_of(key)} at {list(part.base_offsets)}{error}")
         return f"answer to {self.client}: {'; '.join(said)}"
 
-    def arrived(self, answer: bytes) -> None:
+    def arrived(self, answer: broker_pb2.ProduceResponse) -> None:
         """Note what the producer now has acknowledged."""
-        if self.acks != broker_pb2.ACKS_ALL:
-            return
         for key, sent, part in self._results(answer):
-            for base, count in zip(part.base_offsets, sent.counts, strict=False):
+            for base, count in self._acknowledged(sent, part):
                 if base >= 0:
                     _raise_to(self.promises.of(key).acknowledged, sent.epoch, base + count)
 
@@ -265,21 +294,22 @@ class Produced(Exchange):
 class Fetched(Exchange):
     """A Fetch."""
 
-    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+    parse_request: Callable[[bytes], Any] = staticmethod(broker_pb2.FetchRequest.FromString)
+    parse_answer: Callable[[bytes], Any] = staticmethod(parse_fetch_response)
+
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: broker_pb2.FetchRequest) -> None:
         super().__init__(promises, client, address, request)
-        message = broker_pb2.FetchRequest.FromString(request)
         self.parts = {
             LogId(topic.topic.topic_id, part.partition): part.offset
-            for topic in message.topics
+            for topic in request.topics
             for part in topic.partitions
         }
         self.before = {key: promises.of(key).as_of_now() for key in self.parts}
 
-    def arrived(self, answer: bytes) -> None:
+    def arrived(self, answer: SplicedMessage) -> None:
         """Check the records that a reader receives."""
-        spliced = parse_fetch_response(answer)
-        batches = iter(spliced.batches)
-        for topic in spliced.message.topics:
+        batches = iter(answer.batches)
+        for topic in answer.message.topics:
             for part in topic.partitions:
                 key, (data,) = LogId(topic.topic_id, part.partition), next(batches)
                 if not (part.HasField("error") or part.HasField("diverged")) and self.promises.holds(key):
@@ -322,19 +352,21 @@ class Fetched(Exchange):
 class Listed(Fetched):
     """A ListOffsets."""
 
-    def __init__(self, promises: PromiseChecks, client: str, address: str, request: bytes) -> None:
+    parse_request = staticmethod(broker_pb2.ListOffsetsRequest.FromString)
+    parse_answer = staticmethod(broker_pb2.ListOffsetsResponse.FromString)
+
+    def __init__(self, promises: PromiseChecks, client: str, address: str, request: Any) -> None:
         Exchange.__init__(self, promises, client, address, request)
-        message = broker_pb2.ListOffsetsRequest.FromString(request)
         self.parts = {
             LogId(topic.topic.topic_id, part.partition): part.spec
-            for topic in message.topics
+            for topic in request.topics
             for part in topic.partitions
         }
         self.before = {key: promises.of(key).as_of_now() for key in self.parts}
 
-    def arrived(self, answer: bytes) -> None:
+    def arrived(self, answer: Any) -> None:
         """Check the offsets that a client receives."""
-        for topic in broker_pb2.ListOffsetsResponse.FromString(answer).topics:
+        for topic in answer.topics:
             for part in topic.partitions:
                 key = LogId(topic.topic_id, part.partition)
                 if (
@@ -363,6 +395,7 @@ class Listed(Fetched):
 
 
 _EXCHANGES: dict[str, type[Exchange]] = {"Produce": Produced, "Fetch": Fetched, "ListOffsets": Listed}
+_NATIVE_EXCHANGES: dict[int, type[Exchange]] = {MethodCode.FETCH: Fetched, MethodCode.LIST_OFFSETS: Listed}
 
 
 def _end_of(data: Any) -> int:

@@ -52,7 +52,7 @@ class TableClient(Client):
         return None if self._table is None else self._table._operations._metadata
 
     async def _live(self) -> None:
-        self._table = aio.Table(TOPIC, bootstrap_servers=self._servers, **_table_settings())
+        self._table = aio.Table(TOPIC, bootstrap_servers=self._servers, transport=self._transport, **_table_settings())
         while self.sending:
             await self._rest(self.period_ms)
             self.waits = True
@@ -252,4 +252,4 @@ class TableClient(Client):
 
 def _table_settings() -> dict[str, Any]:
     names = ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms")
-    return {"transport": "grpc", **{name: SETTINGS[name] for name in names}}
+    return {name: SETTINGS[name] for name in names}

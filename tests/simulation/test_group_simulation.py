@@ -16,7 +16,7 @@ from tests.simulation.group_plan import GroupPlan
 from tests.simulation.group_simulation import run
 from tests.simulation.simulation import shrink
 from tests.simulation.virtual_loop import VirtualLoop
-from tests.simulation.world import NodeClock, WallClock, World
+from tests.simulation.world import NodeClock, SimulationError, WallClock, World
 
 
 def check(plan):
@@ -136,6 +136,21 @@ def test_a_dead_process_s_loop_does_nothing_more():
         pass
     loop.close()
     assert got == []
+
+
+def test_an_error_of_a_task_that_nothing_awaits_is_kept():
+    """It may be a broken promise, which a check raised within a call that a server answers."""
+    world = World(0)
+    loop = VirtualLoop(world, world.start_process("a"))
+
+    async def fail():
+        raise SimulationError("I9", "acknowledged too early")
+
+    loop.create_task(fail())
+    while world.step():
+        pass
+    with pytest.raises(SimulationError, match="acknowledged too early"):
+        loop.check()
 
 
 def test_an_expired_lease_is_gone_before_its_renewal_fails():

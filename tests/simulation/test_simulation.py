@@ -183,8 +183,8 @@ def test_a_broken_promise_is_found_and_made_smaller(monkeypatch):
     failed = next(result for seed in range(50) if (result := run(Plan.draw(seed, durability="fsync"))).broken == "I9")
     smaller = shrink(failed)
     assert smaller.broken == failed.broken
-    assert smaller.plan.steps < failed.plan.steps
-    assert set(smaller.plan.faults) <= set(failed.plan.faults)
+    assert smaller.plan.steps <= failed.plan.steps
+    assert len(smaller.faults) < len(failed.faults)
 
 
 def test_a_paused_process_gets_what_waited_in_order_and_first():

@@ -23,6 +23,7 @@ from headrace_server.identity.gate import set_access
 from headrace_server.internal_v1 import replication_pb2
 from headrace_server.native.server import NativeServer
 from headrace_server.native.streams import ServedStream
+from headrace_server.places import PlaceLimits, Places
 
 from tests.fakes.open_gate import open_access
 from tests.simulation.network import Network, Stream
@@ -88,6 +89,8 @@ class Server:
         self._handlers: list[Any] = []
         self._methods: dict[str, Any] = {}
         self._calls: dict[asyncio.Task[None], None] = {}
+        self.places = Places(PlaceLimits(clients=(1_000, 1_000)))
+        """Of the native protocol's calls."""
         self._served = open_access()
         """Everybody may do everything; of this process, since its quotas have this world's time."""
 
@@ -335,7 +338,7 @@ class Transport:
             end = ends[side]
             end.loop.run(end.lose, ConnectionResetError("the connection was reset"))
 
-        stream = self.network.open_stream(process, server.process, broke)
+        stream = self.network.open_stream(process, server.process, broke, loop.keepalive_ms)
         window = self.chance.choice(WINDOW_BYTES)
         client = ends[process] = _Socket(self, loop, process, stream, window)
         served = ends[server.process] = _Socket(self, server.loop, server.process, stream, window)
