@@ -24,6 +24,7 @@ from tests.simulation.exercise import (
     REQUIRED_OF_GROUPS,
     REQUIRED_OF_TABLES,
     never_exercised,
+    too_seldom,
 )
 from tests.simulation.fault_profile import FULL_STEPS
 from tests.simulation.group_plan import GroupPlan
@@ -89,6 +90,8 @@ def main(
     is_drawn_in_full = len(chosen) >= ENOUGH_SEEDS and steps >= FULL_STEPS and durability == "mixed"
     required = REQUIRED_OF_GROUPS if groups else REQUIRED_OF_TABLES if tables else REQUIRED
     never = never_exercised(counts, required) if is_drawn_in_full and not buggy_etcd else []
+    if is_drawn_in_full and required is REQUIRED and not buggy_etcd:
+        never += too_seldom(counts, len(chosen))
     _summarise(len(chosen), broken, events, virtual_ms, time.monotonic() - started, counts, never, output)
     raise typer.Exit(1 if broken or never else 0)
 
@@ -163,7 +166,7 @@ def _summarise(
         f"({summary['events_per_second']:,} a second), {summary['virtual_hours']} virtual hours"
     )
     if never:
-        print(f"{seeds:,} seeds never exercised these, so they show nothing: {', '.join(never)}")
+        print(f"{seeds:,} seeds never, or too seldom, exercised these: {', '.join(never)}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from headrace.log.directory import LogId
 
 from tests.fakes.memory_filesystem import Loss
 from tests.simulation.cluster import Cluster
-from tests.simulation.exercise import FAULT
+from tests.simulation.exercise import DRAWN, FAULT
 from tests.simulation.machine import BrokerNode
 
 PATIENCE = {"corruption": 8, "disk replaced": 8, "disk error": 8, "volume put back": 20, "rot": 8}
@@ -59,6 +59,7 @@ class Faults:
         if number in plan.skipped:
             return
         self.world.note("op", f"fault {number}: {name}")
+        self.world.count(DRAWN + name)
         self._act(number, name, chance, PATIENCE.get(name, 0))
 
     def _act(self, number: int, name: str, chance: random.Random, patience: int) -> None:

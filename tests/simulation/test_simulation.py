@@ -16,11 +16,14 @@ from headrace_broker.core.leadership import Leadership
 from tests.simulation.checking import ROOT, counts_of_all, outputs_under_two_hash_seeds, sound
 from tests.simulation.exercise import (
     CHECKED,
+    LEAST,
+    LEAST_FAULTS,
     REQUIRED,
     REQUIRED_OF_GROUPS,
     REQUIRED_OF_TABLES,
     SELDOM_FAULTS,
     never_exercised,
+    too_seldom,
 )
 from tests.simulation.plan import Plan
 from tests.simulation.simulation import run, shrink
@@ -38,7 +41,7 @@ def test_no_seed_breaks_a_promise(first, tmp_path_factory):
     for seed in range(first, first + 5):
         counts.update(check(Plan.draw(seed)).counts)
     total = counts_of_all(tmp_path_factory, "sixty-seeds", first, 12, counts)
-    assert total is None or never_exercised(total) == []
+    assert total is None or never_exercised(total) + too_seldom(total, 60) == []
 
 
 def test_what_was_never_exercised_is_named():
@@ -49,6 +52,16 @@ def test_what_was_never_exercised_is_named():
         for gone in required:
             assert never_exercised(counts | {gone: 0}, required) == [gone]
             assert never_exercised({name: 1 for name in required if name != gone}, required) == [gone]
+
+
+def test_what_is_done_too_seldom_is_named():
+    """Each by itself, in proportion to the seeds, and a nemesis that hardly does anything."""
+    enough = LEAST | {"fault: kill": LEAST_FAULTS}
+    assert too_seldom(enough, 100) == []
+    for name, least in LEAST.items():
+        assert too_seldom(enough | {name: least - 1}, 100) == [name]
+        assert too_seldom(enough | {name: least - 1}, 50) == []
+    assert too_seldom(enough | {"fault: kill": 1}, 100) == ["only 1 faults"]
 
 
 def names_in(files):
