@@ -255,11 +255,11 @@ STORAGE = (
         Scenario("test_retries.py::test_a_record_that_was_cut_is_no_duplicate"),
     ),
     Mutant(
-        "time-of-a-batch-is-its-first",
+        "look-up-behind-a-time",
         "H162",
         "LogReader._find_time",
-        replace("batch_timestamp(header, kind)", "header.base_timestamp_ms"),
-        "A reader that begins at a time skips the records of a batch whose first one is earlier.",
+        replace("batch_timestamp(header, kind) < timestamp_ms", "batch_timestamp(header, kind) <= timestamp_ms"),
+        "A reader that begins at the time of a record skips its batch.",
         Simulation(60),
     ),
 )

@@ -67,7 +67,7 @@ ROAMING, KEYED = 0.5, 0.5
 """Share of producers that select partitions by themselves, and of their sends whose records have keys."""
 BY_TIME = 0.25
 """Of a reader's readings: those that begin at a time, mostly a past one."""
-EARLIER_MS, LATER_MS = 8_000, 300
+EARLIER_MS, LATER_MS, SOME_TIMES = 8_000, 300, 30
 LINGERING = 0.5
 """Share of producers that wait for what they sent after a while only: a wait for a record sends its open batch."""
 TIGHT = 0.3
@@ -339,6 +339,8 @@ class _Reading(Client):
         self._moved = True
         self._assigned: int | None = None
         """Where the shipped client began."""
+        self._times: list[int] = []
+        """Timestamps of what it received."""
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
         return None if self._core is None else self._core.fetcher.engine.cluster_metadata
@@ -386,6 +388,7 @@ class _Reading(Client):
             )
         self._key = key
         self.world.count("records read", len(records))
+        self._times += [record.timestamp_ms for record in records]
         read = tuple((record.offset, name_of(record.value)) for record in records)
         number = self.cluster.number_of(key)
         self.cluster.polls.append(Poll(self.name, number, self._position, read, self._moved))
@@ -490,6 +493,7 @@ class Reader(_Reading):
             at_ms: int | None = None
             if by_time.random() < BY_TIME:
                 at_ms = EPOCH_MS + max(0, self.world.now_ms + by_time.randrange(-EARLIER_MS, LATER_MS))
+                at_ms = by_time.choice([at_ms, *self._times[-SOME_TIMES:]])
                 part = {"start": datetime.fromtimestamp(at_ms / 1000, UTC)}
             partitions = [self.where.partition]
             reader = aio.Reader(
