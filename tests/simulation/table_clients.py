@@ -98,7 +98,7 @@ class TableClient(Client):
         assert self._table is not None
         self._writes += 1
         value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
-        outcome, version = OK, ABSENT
+        outcome, version, begin_ms = OK, ABSENT, self.world.now_ms
         try:
             deleting = self._table._operations.write(row, None, if_version=expected, ttl_ms=0, timeout=2.0)
             version = await self._table._calls.run(deleting)
@@ -108,14 +108,14 @@ class TableClient(Client):
             self._versions[row] = version
         except HeadraceError as error:
             outcome = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
-            self.world.count(f"row deletions failed: {error.code.name}")
+            self._failed("row deletions failed", error)
         self.world.count(f"row deletions {outcome}")
         if outcome == OK and version == ABSENT:  # There was nothing to delete.
             self._note(row, begin, topic_id, outcome=OK, version=ABSENT, value="")
             return
         self._note(
             row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
-            expires=True,
+            lives_ms=0, begin_ms=begin_ms,
         )  # fmt: skip
 
     async def _purge(self, row: str) -> None:
@@ -198,7 +198,7 @@ class TableClient(Client):
                 rows = await self._table.get_many(ROWS, timeout=2.0)
                 found = {name: row for name, row in zip(ROWS, rows, strict=True) if row is not None}
         except HeadraceError as error:
-            self.world.count(f"row reads failed: {error.code.name}")
+            self._failed("row reads failed", error)
             return
         self.world.count(f"reads of rows: {kind}")
         for name in ROWS if kind != "count" else ():
