@@ -323,6 +323,9 @@ class _TransitionBuilder:
             **{partition: owner.member_id for partition, owner in self._owners.items()},
         }
         self._target = ASSIGNORS[self._assignor](subscribers, self._wanted_topics, holders)
+        for partition, owner in list(self._owners.items()):
+            if owner.assignment_epoch == self._assignment_epoch and self._target.get(partition) != owner.member_id:
+                del self._owners[partition]  # `_replace` passed it to a member that has not been told yet.
 
     def reconcile(self) -> None:
         """Grant unowned partitions to their target members (I25)."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import structlog
-from headrace.groups.heartbeats import MemberDeparture
-from headrace.groups.state import Group, begin_epochs
+from headrace.groups.assignors import AssignableTopic
+from headrace.groups.heartbeats import MemberDeparture, MemberHeartbeat
+from headrace.groups.state import Group, Member, begin_epochs
 from headrace.groups.transition import transition
 from headrace.v1 import groups_pb2
 from headrace.wire.errors import (
@@ -22,7 +23,7 @@ from headrace.wire.errors import (
     UnknownMemberError,
 )
 from headrace_coordinator.core import group_encoding
-from headrace_coordinator.core.group_encoding import encode_group
+from headrace_coordinator.core.group_encoding import encode_assignments, encode_group
 from headrace_coordinator.runtime import group_maintenance, group_transactions
 from headrace_coordinator.runtime.group_transactions import TRANSACTION_SECONDS
 from headrace_server.internal_v1 import metadata_pb2
@@ -231,6 +232,25 @@ async def test_a_static_member_that_comes_back_while_it_was_to_give_up_has_given
     await new.beat(a)
     await other.beat(a)
     assert (len(new.holds), len(other.holds)) == (2, 2)
+
+
+def test_what_is_not_for_a_static_member_that_comes_back_it_never_owns():
+    """Another joins in the same transition: no partition is granted twice at one epoch (I24)."""
+
+    def after(group, *members):
+        heartbeats = [MemberHeartbeat(member, 0, "range", None) for member in members]
+        return transition(
+            group, heartbeats=heartbeats, leaving=(), live={*group.members, *(each.member_id for each in members)},
+            topics={"t": AssignableTopic(b"t", "t", 2)}, deleted=(), stored={}, encode_assignments=encode_assignments,
+            begun={}, overdue=(), now_ms=1,
+        ).group  # fmt: skip
+
+    places = ((b"0", "i"), (b"1", "i"), (b"2", ""))
+    before, back, other = (Member(name, place, topics=("t",)) for name, place in places)
+    group = after(after(Group(), before), back, other)
+    assert group.target == {partition: owner.member_id for partition, owner in group.owners.items()}
+    assert {owner.member_id for owner in group.owners.values()} == {b"1", b"2"}
+    assert {owner.assignment_epoch for owner in group.owners.values()} == {group.group_epoch}
 
 
 async def test_a_member_that_does_not_release_in_time_is_removed(a, one, two):
