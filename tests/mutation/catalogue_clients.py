@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
 
 SOUND_BATCHES = "The simulator's producers send sound, uncompressed batches."
-NO_SOCKETS = "The simulator carries no bytes of clients' native protocol."
+NO_CUTS = "The simulator cuts few logs while a broker sends their bytes."
+NO_LOSS = "Few simulated producers give up after a connection was lost."
 NO_SPARK = "The simulator runs no query."
 FAILOVERS = {"faults": ("kill", "isolate", "pause", "move leader"), "fault_period_ms": 500}
 
@@ -239,7 +240,7 @@ CLIENTS = (
         "NativeCalls._answered",
         never("kind == Kind.ANSWER and frame.header.flags & CONFIRMED"),
         "A reader takes bytes that the log no longer holds.",
-        Test("tests/unit/client/net/test_native.py::test_what_the_broker_discards_is_not_used", NO_SOCKETS),
+        Test("tests/unit/client/net/test_native.py::test_what_the_broker_discards_is_not_used", NO_CUTS),
     ),
     Mutant(
         "verdict-never-asked-for",
@@ -247,7 +248,7 @@ CLIENTS = (
         "FramedConnection._send",
         replace("is_valid is None or is_valid()", "True"),
         "A broker confirms bytes of a log that was cut while it sent them.",
-        Test("tests/unit/common/test_native_server.py::test_a_log_that_was_cut_meanwhile_is_discarded", NO_SOCKETS),
+        Test("tests/unit/common/test_native_server.py::test_a_log_that_was_cut_meanwhile_is_discarded", NO_CUTS),
     ),
     Mutant(
         "lost-means-not-sent",
@@ -255,6 +256,6 @@ CLIENTS = (
         "lost_connection",
         replace("Outcome.UNKNOWN", "Outcome.NOT_APPLIED"),
         "What was sent on a connection that is lost counts as not applied, and may be applied twice.",
-        Test("tests/unit/client/net/test_native.py::test_a_lost_connection_leaves_the_outcome_unknown", NO_SOCKETS),
+        Test("tests/unit/client/net/test_native.py::test_a_lost_connection_leaves_the_outcome_unknown", NO_LOSS),
     ),
 )
