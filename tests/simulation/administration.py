@@ -169,9 +169,7 @@ class Administration:
 
     def placed(self, key: LogId, before: PartitionState | None, after: PartitionState) -> None:
         """Note the target replicas of a partition."""
-        if key.topic_id == self._cluster.topic.topic_id and (
-            before is None or (before.replicas, before.removing) != (after.replicas, after.removing)
-        ):
+        if key.topic_id == self._cluster.topic.topic_id and (before is None or _placing(before) != _placing(after)):
             target = frozenset(after.replicas) - frozenset(after.removing)
             rate = after.copy_bytes_per_second
             found = Replicas(self._cluster.next_order(), self._cluster.number_of(key), target, str(rate or ""))
@@ -476,3 +474,8 @@ class Administration:
 def _stored(configs: Mapping[str, str]) -> dict[str, str | None]:
     """Return what etcd has of settings: no defaults."""
     return {name: None if value == str(CONFIGS[name].default) else value for name, value in configs.items()}
+
+
+def _placing(state: PartitionState) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """What a move changes."""
+    return state.replicas, state.removing, state.copy_bytes_per_second

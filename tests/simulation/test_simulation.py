@@ -132,9 +132,9 @@ def test_unclean_elections_lose_only_what_was_requested():
 def test_moves_in_order_lose_nothing_that_one_replica_acknowledged():
     """H24: stops, drains and moves of leaders under producers with acks=1; leaderships do move, and appends do stop."""
     begun = paused = 0
-    for seed in range(10):
+    for seed in range(6):
         faults = ("stop", "drain", "move leader", "move")
-        plan = Plan(seed, faults=faults, fault_period_ms=500, producers=(1, 1), produce_period_ms=20)
+        plan = Plan(seed, faults=faults, fault_period_ms=500, faults_ms=5_000, producers=(1, 1), produce_period_ms=20)
         assert plan.is_orderly
         result = check(plan)
         begun += result.counts["leaderships begun"] - plan.partitions
@@ -195,8 +195,8 @@ def test_a_broken_promise_is_found_and_made_smaller(monkeypatch):
     failed = next(result for seed in range(50) if (result := run(Plan.draw(seed, durability="fsync"))).broken == "I9")
     smaller = shrink(failed)
     assert smaller.broken == failed.broken
-    assert smaller.plan.steps <= failed.plan.steps
-    assert len(smaller.faults) < len(failed.faults)
+    assert (smaller.plan.steps, len(smaller.faults)) < (failed.plan.steps, len(failed.faults))
+    assert set(smaller.plan.faults) <= set(failed.plan.faults)
 
 
 def test_a_paused_process_gets_what_waited_in_order_and_first():
