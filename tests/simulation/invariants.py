@@ -598,11 +598,15 @@ class Checks:
         reference.log_start = start
 
     def _check_high_watermark(self, host: Host) -> None:
-        """It never falls within an epoch, at a leader or at a follower of it (I8)."""
+        """It never falls within an epoch, at a leader or at a follower of it (I8).
+
+        A follower that is behind a compaction or a purge cuts its log, or starts over, and has it no higher than that.
+        """
         epoch, high_watermark = host.replica.leader_epoch, int(host.replica.high_watermark)
         before, host.followed = host.followed, (epoch, high_watermark)
         self._checked("I8")
-        if self.partitions[host.key].gives_up:
+        was_cut = host.replica.role is not Role.LEADING and high_watermark == host.log.log_end_offset
+        if self.partitions[host.key].gives_up or (was_cut and self._cluster.plan.compacts):
             host.followed = None
         elif before is not None and before[0] == epoch and high_watermark < before[1]:
             raise SimulationError("I8", f"{host.label}: the high watermark fell from {before[1]} to {high_watermark}")
