@@ -182,10 +182,15 @@ class _TransitionBuilder:
         self._remove(member_id)
 
     def _remove(self, member_id: bytes) -> None:
+        """Remove a member, whose partitions other members get."""
+        self._forget(member_id)
+        self._is_stale = True
+
+    def _forget(self, member_id: bytes) -> None:
+        """Remove a member and free its partitions, without a change of the target."""
         del self._members[member_id]
         self._owners = {p: owner for p, owner in self._owners.items() if owner.member_id != member_id}
         self._shrunk.pop(member_id, None)
-        self._is_stale = True
 
     def apply_heartbeat(self, heartbeat: MemberHeartbeat) -> None:
         """Apply a join or heartbeat of a member; raise the error that rejects it."""
@@ -245,21 +250,17 @@ class _TransitionBuilder:
         self._is_stale = True
 
     def _replace(self, holder: Member, said: Member) -> None:
-        """Replace a static member's previous incarnation without a rebalance (H69)."""
+        """Replace a static member's previous incarnation without a rebalance (H69).
+
+        The new one owns nothing until `reconcile`, since the target may still change if others join.
+        """
         self._raise_group_epoch()
         self._ended.append(holder.member_id)
-        del self._members[holder.member_id]
-        self._shrunk.pop(holder.member_id, None)
+        self._forget(holder.member_id)
         self._members[said.member_id] = replace(said, member_epoch=self._assignment_epoch)
         for partition, member_id in list(self._target.items()):
             if member_id == holder.member_id:
                 self._target[partition] = said.member_id
-        for partition, owner in list(self._owners.items()):
-            if owner.member_id == holder.member_id:
-                if self._target.get(partition) == said.member_id:
-                    self._owners[partition] = Ownership(said.member_id, self._assignment_epoch)
-                else:
-                    del self._owners[partition]  # It was being revoked from the previous incarnation, which is gone.
 
     def _give_up(self, member_id: bytes, owned: frozenset[TopicPartition]) -> None:
         """Free revoked partitions that the member no longer reports as owned."""
@@ -323,9 +324,6 @@ class _TransitionBuilder:
             **{partition: owner.member_id for partition, owner in self._owners.items()},
         }
         self._target = ASSIGNORS[self._assignor](subscribers, self._wanted_topics, holders)
-        for partition, owner in list(self._owners.items()):
-            if owner.assignment_epoch == self._assignment_epoch and self._target.get(partition) != owner.member_id:
-                del self._owners[partition]  # `_replace` passed it to a member that has not been told yet.
 
     def reconcile(self) -> None:
         """Grant unowned partitions to their target members (I25)."""
