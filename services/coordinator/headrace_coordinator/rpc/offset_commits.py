@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.groups.assignors import TopicPartition
-from headrace.groups.messages import check_group_id, check_member_id, expected_epoch
+from headrace.groups.messages import check_group_id, check_member_id, expected_epoch, reset_number
 from headrace.v1 import groups_pb2, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from headrace_server.identity.gate import access
@@ -75,6 +75,7 @@ class OffsetCommits:
             user=user,
             commit_number=request.commit_number,
             expected_group_epoch=expected_epoch(request),
+            reset_number=reset_number(request),
         )
         response.revision = outcome.revision
         for (topic_id, number), refusal in outcome.refused.items():

@@ -89,6 +89,8 @@ class _Attempt:
     commit_number: int
     commits: dict[TopicPartition, Commit]
     expected_group_epoch: int | None = None
+    reset_number: int = 0
+    """See `GroupOffsets.commit`."""
     revision: int = 0
     """Highest revision at which an offset of the attempt was stored."""
 
@@ -99,11 +101,6 @@ class _Attempt:
         A reset of several requests raises it once. One without a number, of an older release, does not.
         """
         return not self.member_id and (self.expected_group_epoch is None or self.reset_number != 0)
-
-    @property
-    def reset_number(self) -> int:
-        """Number of the reset that expects an epoch, equal for all its requests; `0` if it is none."""
-        return 0 if self.member_id or self.expected_group_epoch is None else self.commit_number
 
     def drop_overtaken(self, entry: GroupEntry) -> None:
         """Drop offsets that are stored already or overtaken by a later commit of the same member."""
@@ -142,12 +139,13 @@ class GroupOffsets:
         user: str = "",
         commit_number: int = 0,
         expected_group_epoch: int | None = None,
+        reset_number: int = 0,
     ) -> CommitOutcome:
         """Store offsets; single partitions may be rejected. An empty `member_id` means an administrator.
 
         The commits of a member are its own user's alone. An administrator may pass `expected_group_epoch`, which every
         change of membership since then has raised, and every commit without a member but those with its
-        `commit_number`: the first one of them begins an epoch, and the others belong to it.
+        `reset_number`: the first one of them begins an epoch, and the others belong to it. `0` is no such number.
 
         Raises:
             UnknownMemberError, FencedMemberEpochError, GroupNotEmptyError, ConflictError: If the commit is rejected.
@@ -161,7 +159,7 @@ class GroupOffsets:
                 for first in range(0, len(commits), MAX_OFFSETS):
                     some = {commit.partition: commit for commit in commits[first : first + MAX_OFFSETS]}
                     attempt = _Attempt(
-                        group_id, member_id, user, member_epoch, commit_number, some, expected_group_epoch
+                        group_id, member_id, user, member_epoch, commit_number, some, expected_group_epoch, reset_number
                     )
                     refused.update(await self._store(attempt))
                     revision = max(revision, attempt.revision)
