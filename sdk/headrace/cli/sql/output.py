@@ -65,10 +65,9 @@ def _each(batches: Any, write: Any) -> int:
 
 
 def _rows(batches: Any) -> Iterator[tuple[Any, ...]]:
-    from headrace.client.base.arrow_objects import objects_of
+    from headrace.client.base.arrow_objects import rows_of
 
-    for batch in batches:
-        yield from zip(*map(objects_of, batch.columns), strict=True)
+    return chain.from_iterable(map(rows_of, batches))
 
 
 def _texts(names: list[str], rows: Iterable[tuple[Any, ...]], output: SqlOutput, *, is_terminal: bool) -> Iterator[str]:

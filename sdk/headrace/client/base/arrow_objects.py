@@ -4,6 +4,7 @@ Dates and times outside the years 1 to 9999 are legal in Arrow, and one of them 
 They are the stored whole numbers, as in rows of a typed topic: in the unit of their type, dates in days since 1970.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,11 @@ def objects_of(array: Any) -> list[Any]:
         return array.to_pylist()  # type: ignore[no-any-return]
     except (OverflowError, ValueError):
         return [_object_of(scalar) for scalar in array]
+
+
+def rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a record batch as tuples of `objects_of`."""
+    return zip(*map(objects_of, batch.columns), strict=True)
 
 
 def frame_of(table: Any) -> Any:

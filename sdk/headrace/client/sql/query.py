@@ -145,8 +145,10 @@ class SqlResult:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows as tuples; dates and times outside the years 1 to 9999 are whole numbers."""
+        from headrace.client.base.arrow_objects import rows_of
+
         for batch in self.arrow_batches():
-            yield from _rows_of(batch)
+            yield from rows_of(batch)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return self.rows()
@@ -156,13 +158,14 @@ class SqlResult:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the first rows, which the methods return as well afterwards."""
+        from headrace.client.base.arrow_objects import rows_of
         from headrace.display.html_tables import MAX_ROWS, count_text, html_table
 
         if self._is_read:
             return html_table(self.columns, (), "The result was read.")
         rows: list[tuple[Any, ...]] = []
         for batch in self._look_ahead(MAX_ROWS + 1):
-            rows += _rows_of(batch.slice(0, MAX_ROWS + 1 - len(rows)))
+            rows += rows_of(batch.slice(0, MAX_ROWS + 1 - len(rows)))
         more = f"The first {MAX_ROWS:,} rows; there are more."
         return html_table(self.columns, rows, more if len(rows) > MAX_ROWS else count_text(len(rows), "row"))
 
@@ -285,12 +288,6 @@ def _leave_memory(connection: Any) -> None:
     ((limit,),) = connection.execute("select current_setting('memory_limit')").fetchall()
     number, unit = limit.split()
     connection.execute(f"set memory_limit = '{float(number) * 5 / 8:.1f} {unit}'")
-
-
-def _rows_of(batch: Any) -> Iterator[tuple[Any, ...]]:
-    from headrace.client.base.arrow_objects import objects_of
-
-    return zip(*map(objects_of, batch.columns), strict=True)
 
 
 def _duckdb() -> Any:
