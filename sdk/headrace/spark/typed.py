@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StructField, StructType, TimestampType
 
 from headrace.client.base.errors import ConfigError
-from headrace.client.base.records import DecodedBatch
 from headrace.spark.option_table import BATCH
 from headrace.spark.options import ReadOptions, read_options
 from headrace.spark.ranges import OffsetRange
@@ -106,10 +104,11 @@ def read_typed(
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from headrace.client.base.arrow_tables import typed_batch_of, typed_columns_of
+    from headrace.client.base.arrow_tables import cast_batch, typed_batch_of, typed_columns_of
     from headrace.client.base.arrow_tables import typed_schema as arrow_schema_of
     from headrace.spark.arrow_columns import LEAST_ROWS, MOST_ROWS
     from headrace.spark.range_reader import read_range
+    from headrace.wire.typed.arrow_columns import cast_exactly
 
     wanted = to_arrow_schema(schema, timezone="UTC")
     decoded_batches = read_range(
@@ -128,7 +127,7 @@ def read_typed(
             if decoded.start == decoded.end:
                 continue
             batch = typed_batch_of(decoded, columns, arrow_schema_of(columns))
-            waiting.append(_cast(batch, wanted, decoded))
+            waiting.append(cast_batch(decoded, batch, wanted, cast_exactly, _misfit))
             rows += batch.num_rows
             if rows >= LEAST_ROWS:
                 yield from pa.Table.from_batches(waiting, wanted).combine_chunks().to_batches(MOST_ROWS)
@@ -137,23 +136,9 @@ def read_typed(
         yield from pa.Table.from_batches(waiting, wanted).combine_chunks().to_batches(MOST_ROWS)
 
 
-def _cast(batch: Any, wanted: Any, decoded: DecodedBatch) -> Any:
-    """Return the rows of a decoded batch with the types of the schema; raise as `read_typed`."""
-    import pyarrow as pa
-
-    from headrace.wire.typed.arrow_columns import cast_exactly, first_misfit
-
-    arrays = []
-    for array, field in zip(batch.columns, wanted, strict=True):
-        try:
-            arrays.append(array if array.type == field.type else cast_exactly(array, field.type))
-        except pa.ArrowException as error:
-            row = first_misfit(array, partial(cast_exactly, arrow=field.type))
-            offset = decoded.columns.offset_array(decoded.start, decoded.end)[row]
-            raise ConfigError(
-                f"schema: column {field.name} is {array.type}, not {field.type}: {decoded.source} at offset {offset}: "
-                f"{error}",
-                action="Read it as it is and cast it. A value that no type of Spark has, such as a timestamp beyond "
-                "microseconds in 64 bits, is in Arrow tables of a Reader.",
-            ) from None
-    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+def _misfit(array: Any, field: Any, place: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"schema: column {field.name} is {array.type}, not {field.type}: {place}: {error}",
+        action="Read it as it is and cast it. A value that no type of Spark has, such as a timestamp beyond "
+        "microseconds in 64 bits, is in Arrow tables of a Reader.",
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from headrace.client.base.arrow_tables import cast_batch
 from headrace.client.base.errors import ConfigError, SerializationError
 from headrace.client.base.records import DecodedBatch, Deserializers
 from headrace.spark import typed
@@ -19,6 +20,7 @@ from headrace.spark.typed_rows import converted, row_columns
 from headrace.wire.columns import decode_batch
 from headrace.wire.encoding import encode_batch
 from headrace.wire.ids import TopicPartition
+from headrace.wire.typed.arrow_columns import cast_exactly
 from headrace.wire.typed.topic_columns import parse_columns
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNull, LessThan, LessThanOrEqual
 from pyspark.sql.types import (
@@ -111,6 +113,11 @@ def stored(count: int) -> DecodedBatch:
     return DecodedBatch(TopicPartition("t", 0), columns, 0, count, Deserializers())
 
 
+def cast(batch: Any, wanted: Any) -> Any:
+    """Return four rows of records with the types of a schema."""
+    return cast_batch(stored(4), batch, wanted, cast_exactly, typed._misfit)
+
+
 def test_rows_with_days_that_python_lacks_can_be_compared() -> None:
     """After a retry, with those that are stored."""
     days = pa.array([3_000_000, 0], pa.int32()).view(pa.date32())
@@ -126,14 +133,14 @@ def test_a_column_of_a_schema_with_fewer_digits_is_refused() -> None:
     """With its name; Spark itself would show a rounded number."""
     wanted = pa.schema([pa.field("score", pa.float32())])
     exact = [0.5, None, float("inf")]
-    found = typed._cast(rows(score=pa.array(exact)), wanted, stored(4))
+    found = cast(rows(score=pa.array(exact)), wanted)
     assert (found.schema, found.column("score").to_pylist()) == (wanted, exact)
     said = r"column score is double, not float: t-0 at offset 3: 0\.1 would become 0.1000000"
     with pytest.raises(ConfigError, match=said):
-        typed._cast(rows(score=pa.array([*exact, 0.1])), wanted, stored(4))
+        cast(rows(score=pa.array([*exact, 0.1])), wanted)
     late = rows(at=pa.array([0, 2**62], pa.int64()).view(pa.timestamp("s")))
     with pytest.raises(ConfigError, match=r"column at is timestamp\[s\], .* t-0 at offset 1: .*in Arrow tables"):
-        typed._cast(late, pa.schema([pa.field("at", pa.timestamp("us"))]), stored(4))
+        cast(late, pa.schema([pa.field("at", pa.timestamp("us"))]))
 
 
 def test_rows_have_the_topics_columns() -> None:

@@ -1,6 +1,6 @@
 """Arrow tables over the columns of record batches. Imports pyarrow, so it is imported on first use only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -21,8 +21,8 @@ from headrace.client.base.serializers import (
 )
 from headrace.wire.arrow_constants import HEADERS, TIMESTAMP, zeros
 from headrace.wire.decoded import BinaryColumn
-from headrace.wire.errors import InvalidRequestError
-from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_type
+from headrace.wire.errors import HeadraceError, InvalidRequestError
+from headrace.wire.typed.arrow_columns import arrays_of_rows, arrow_type, first_misfit
 from headrace.wire.typed.column_types import widens
 from headrace.wire.typed.topic_columns import TopicColumn, TopicColumns
 
@@ -98,6 +98,30 @@ def typed_batch_of(decoded: DecodedBatch, columns: Sequence[TopicColumn | str], 
         else:
             array = typed.array(column)
             arrays.append(array if count == len(array) else array.slice(decoded.start, count))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def cast_batch(
+    decoded: DecodedBatch,
+    batch: Any,
+    schema: Any,
+    cast: Callable[[Any, Any], Any],
+    error_of: Callable[[Any, Any, str, Exception], HeadraceError],
+) -> Any:
+    """Return the rows of a decoded batch with the types of a schema, by `cast(array, type)`.
+
+    Raises:
+        HeadraceError: `error_of(array, field, place, error)`, for a value of which the cast raises ArrowException; the
+            place is its partition and offset.
+    """
+    arrays = []
+    for array, field in zip(batch.columns, schema, strict=True):
+        try:
+            arrays.append(array if array.type == field.type else cast(array, field.type))
+        except pa.ArrowException as error:
+            row = first_misfit(array, lambda part, kind=field.type: cast(part, kind))  # type: ignore[misc]
+            offset = decoded.columns.offset_array(decoded.start, decoded.end)[row]
+            raise error_of(array, field, f"{decoded.source} at offset {offset}", error) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

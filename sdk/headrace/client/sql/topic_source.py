@@ -2,23 +2,28 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from operator import methodcaller
 from typing import Any
 
 import pyarrow as pa
 
 from headrace.client.admin.admin import Admin
-from headrace.client.base.arrow_tables import SCHEMA, batch_of, typed_batch_of, typed_columns_of, typed_schema
+from headrace.client.base.arrow_tables import (
+    SCHEMA,
+    batch_of,
+    cast_batch,
+    typed_batch_of,
+    typed_columns_of,
+    typed_schema,
+)
 from headrace.client.base.config import ReaderConfig, build, shared_settings
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
-from headrace.client.base.records import METADATA_COLUMNS, DecodedBatch
+from headrace.client.base.records import METADATA_COLUMNS
 from headrace.client.consumer.reader import Reader
 from headrace.client.net.directory import reading_mode
 from headrace.client.sql.query_parts import Bound, QueryParts, value_of
 from headrace.embedded.server import acquire, release
 from headrace.wire.arrow_constants import zeros
 from headrace.wire.errors import HeadraceError, InvalidRequestError, InvalidTopicNameError, UnknownTopicError
-from headrace.wire.typed.arrow_columns import first_misfit
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 _OF_VALUES = ", try(decode(value)) as text, try(cast(try(decode(value)) as json)) as json"
@@ -166,7 +171,7 @@ class TopicSource:
             for batch in reader.batches():
                 for decoded in batch.decoded_batches:
                     batch = typed_batch_of(decoded, columns, schema)
-                    yield batch if schema == wanted else _cast(batch, wanted, decoded)
+                    yield cast_batch(decoded, batch, wanted, pa.Array.cast, _no_time_of_sql)
 
 
 def _type_of_sql(kind: Any) -> Any:
@@ -184,24 +189,11 @@ def _type_of_sql(kind: Any) -> Any:
     return kind
 
 
-def _cast(batch: Any, wanted: Any, decoded: DecodedBatch) -> Any:
-    """Return rows with the types that DuckDB has.
-
-    Raises:
-        InvalidRequestError: For a value that it has not; the message has the column and the offset.
-    """
-    arrays = []
-    for array, field in zip(batch.columns, wanted, strict=True):
-        try:
-            arrays.append(array if array.type == field.type else array.cast(field.type))
-        except pa.ArrowInvalid as error:
-            row = first_misfit(array, methodcaller("cast", field.type))
-            offset = decoded.columns.offset_array(decoded.start, decoded.end)[row]
-            raise InvalidRequestError(
-                f"column {field.name} of {decoded.source} at offset {offset} has a time that SQL has not: {error}",
-                action=f"Bound {field.name} in WHERE, name other columns, or read it with Reader.to_arrow.",
-            ) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+def _no_time_of_sql(_array: Any, field: Any, place: str, error: Exception) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"column {field.name} of {place} has a time that SQL has not: {error}",
+        action=f"Bound {field.name} in WHERE, name other columns, or read it with Reader.to_arrow.",
+    )
 
 
 def _untyped_schema(names: Sequence[str] | None) -> Any:
