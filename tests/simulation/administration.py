@@ -36,7 +36,7 @@ from tests.simulation.admin_history import (
     check_topic,
 )
 from tests.simulation.broker import FILE_DELETE_DELAY_MS
-from tests.simulation.clients import SETTINGS, TOPIC, Client
+from tests.simulation.clients import CALLING, TOPIC, Client
 from tests.simulation.exercise import JUDGED
 from tests.simulation.world import SimulationError
 
@@ -87,11 +87,8 @@ class Administrator(Client):
 
     async def _request(self, change: Change, call: Call, then: Callable[[Change], object]) -> None:
         if self._admin is None:
-            names = ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms")
             servers = [*self._servers, *(f"{node.name}:7170" for node in self.cluster.coordinators)]
-            self._admin = aio.Admin(
-                bootstrap_servers=servers, transport="grpc", **{name: SETTINGS[name] for name in names}
-            )
+            self._admin = aio.Admin(bootstrap_servers=servers, transport="grpc", **CALLING)
         change = change._replace(client=self.name, begin=self.cluster.next_order())
         administration, era = self.cluster.administration, self.cluster.administration.era
         administration.requests.append(change)

@@ -75,13 +75,9 @@ TIGHT = 0.3
 TIGHT_BATCH_BYTES, TIGHT_MEMORY = 200, 400
 """Of such a producer."""
 TRANSPORTS: tuple[Any, ...] = ("grpc", "auto", "auto", "native")
-SETTINGS: dict[str, Any] = {
-    "request_timeout_ms": 700,
-    "retry_backoff_ms": 40,
-    "retry_backoff_max_ms": 160,
-    "metadata_max_age_ms": 4_000,
-}
-"""In proportion to a run."""
+CALLING: dict[str, Any] = {"request_timeout_ms": 700, "retry_backoff_ms": 40, "retry_backoff_max_ms": 160}
+"""Of every client. All settings are in proportion to a run."""
+SETTINGS: dict[str, Any] = {**CALLING, "metadata_max_age_ms": 4_000}
 FETCHING: dict[str, Any] = {
     **SETTINGS,
     "fetch_max_wait_ms": 400,

@@ -22,7 +22,7 @@ from headrace.wire.columns import encode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.errors import HeadraceError
 
-from tests.simulation.clients import SETTINGS, SIZES, TOPIC, Client
+from tests.simulation.clients import CALLING, SIZES, TOPIC, Client
 from tests.simulation.exercise import CHECKED
 from tests.simulation.history import OK, UNKNOWN, Send
 from tests.simulation.host import Host
@@ -211,8 +211,7 @@ class Copier(Client):
         return None if self._calls is None else self._calls._metadata
 
     async def _live(self) -> None:
-        settings = {name: SETTINGS[name] for name in ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms")}
-        config = build(AdminConfig, {"bootstrap_servers": self._servers, "transport": self._transport, **settings})
+        config = build(AdminConfig, {"bootstrap_servers": self._servers, "transport": self._transport, **CALLING})
         connections = open_connections_async("Mirror", config)
         kind = _CommittedCalls if self._is_committed else PartitionCalls
         self._calls = calls = kind(TOPIC, self.cluster.topic.topic_id, config)

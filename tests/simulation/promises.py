@@ -91,7 +91,7 @@ class PromiseChecks:
         self._tables: dict[str, dict[tuple[bytes, int], int]] = {}
         self._newest_life: dict[str, int] = {}
         self._produced: dict[str, Produced] = {}
-        """Produce requests of the native protocol, by their request ids."""
+        """Produce requests of the native protocol without an answer, by their request ids."""
 
     def asks(self, client: str, address: str, method: str, request: bytes) -> Exchange:
         """A client calls now, over gRPC."""
@@ -113,7 +113,7 @@ class PromiseChecks:
 
     def answers_natively(self, request_id: str, message: bytes) -> None:
         """A broker answers a Produce now, over the native protocol."""
-        produced = self._produced[request_id]
+        produced = self._produced.pop(request_id)
         said = produced.answered(produced.parse_answer(message))
         self.cluster.world.note(produced.address, said)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from headrace.client.table.rows import Row, VersionConflictError
 from headrace.wire.errors import HeadraceError, Outcome
 from headrace.wire.table_keys import ABSENT
 
-from tests.simulation.clients import SETTINGS, TOPIC, Client
+from tests.simulation.clients import CALLING, TOPIC, Client
 from tests.simulation.registers import FAILED, OK, REFUSED, UNKNOWN, Operation
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class TableClient(Client):
         return None if self._table is None else self._table._operations._metadata
 
     async def _live(self) -> None:
-        self._table = aio.Table(TOPIC, bootstrap_servers=self._servers, transport=self._transport, **_table_settings())
+        self._table = aio.Table(TOPIC, bootstrap_servers=self._servers, transport=self._transport, **CALLING)
         while self.sending:
             await self._rest(self.period_ms)
             self.waits = True
@@ -72,57 +73,53 @@ class TableClient(Client):
                 await self._get(row, from_replica=draw > 0.85)
             self.waits = False
 
+    def _next_value(self) -> str:
+        self._writes += 1
+        return f"{self.name}.{self._writes}"
+
     async def _put(self, row: str, expected: int | None) -> None:
         assert self._table is not None
-        self._writes += 1
-        value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
-        outcome, version, ttl, begin_ms = OK, ABSENT, self._life(), self.world.now_ms
-        try:
-            columns = {"filling": self._chance.choice(FILLING), "value": value}
-            version = await self._table.put(row, columns, if_version=expected, ttl=ttl, timeout=2.0)
-            self._versions[row] = version
-        except VersionConflictError as error:
-            outcome, version = REFUSED, error.version
-            self._versions[row] = version
-        except HeadraceError as error:
-            outcome = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
-            self._failed("row writes failed", error)
-        self.world.count(f"row writes {outcome}")
-        self._note(
-            row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
-            lives_ms=None if ttl is None else ttl // timedelta(milliseconds=1), begin_ms=begin_ms,
-        )  # fmt: skip
+        value, ttl = self._next_value(), self._life()
+        columns = {"filling": self._chance.choice(FILLING), "value": value}
+        lives_ms = None if ttl is None else ttl // timedelta(milliseconds=1)
+        putting = self._table.put(row, columns, if_version=expected, ttl=ttl, timeout=2.0)
+        await self._write("row writes", row, value, expected, putting, lives_ms)
 
     async def _delete(self, row: str, expected: int | None) -> None:
         """Delete a row, as `Table.delete` does: for the model a write of what ends at once."""
         assert self._table is not None
-        self._writes += 1
-        value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
+        deleting = self._table._operations.write(row, None, if_version=expected, ttl_ms=0, timeout=2.0)
+        running = self._table._calls.run(deleting)
+        await self._write("row deletions", row, self._next_value(), expected, running, 0)
+
+    async def _write(
+        self, what: str, row: str, value: str, expected: int | None, writing: Awaitable[int], lives_ms: int | None
+    ) -> None:
+        """Await the version of a write, and note it; a deletion is one that lives for no time."""
+        begin, topic_id = self.cluster.next_order(), self._topic()
         outcome, version, begin_ms = OK, ABSENT, self.world.now_ms
         try:
-            deleting = self._table._operations.write(row, None, if_version=expected, ttl_ms=0, timeout=2.0)
-            version = await self._table._calls.run(deleting)
-            self._versions[row] = ABSENT
+            version = await writing
+            self._versions[row] = ABSENT if lives_ms == 0 else version
         except VersionConflictError as error:
             outcome, version = REFUSED, error.version
             self._versions[row] = version
         except HeadraceError as error:
             outcome = FAILED if error.outcome is Outcome.NOT_APPLIED else UNKNOWN
-            self._failed("row deletions failed", error)
-        self.world.count(f"row deletions {outcome}")
-        if outcome == OK and version == ABSENT:  # There was nothing to delete.
+            self._failed(f"{what} failed", error)
+        self.world.count(f"{what} {outcome}")
+        if lives_ms == 0 and outcome == OK and version == ABSENT:  # There was nothing to delete.
             self._note(row, begin, topic_id, outcome=OK, version=ABSENT, value="")
             return
         self._note(
             row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
-            lives_ms=0, begin_ms=begin_ms,
+            lives_ms=lives_ms, begin_ms=begin_ms,
         )  # fmt: skip
 
     async def _purge(self, row: str) -> None:
         """Delete a row, and have each replica purge it: a call that fails may have deleted it nevertheless."""
         assert self._table is not None
-        self._writes += 1
-        value, begin, topic_id = f"{self.name}.{self._writes}", self.cluster.next_order(), self._topic()
+        value, begin, topic_id = self._next_value(), self.cluster.next_order(), self._topic()
         outcome, begin_ms = OK, self.world.now_ms
         try:
             async for replica in self._table.purge([row], timeout=3.0):
@@ -145,11 +142,8 @@ class TableClient(Client):
         assert self._table is not None
         rows = self._bulk.sample(ROWS, self._bulk.randrange(1, len(ROWS) + 1))
         begin, topic_id = self.cluster.next_order(), self._topic()
-        values = []
-        for _ in rows:
-            self._writes += 1
-            values.append(f"{self.name}.{self._writes}")
         # No value is sent twice, by which batches are told apart (H55).
+        values = [self._next_value() for _ in rows]
         columns = [{"filling": value + self._bulk.choice(FILLING), "value": value} for value in values]
         outcome = OK
         try:
@@ -248,8 +242,3 @@ class TableClient(Client):
             operation = operation._replace(outcome=UNKNOWN)
         for life in sorted(lives):
             self.cluster.row_operations.setdefault(life, []).append(operation)
-
-
-def _table_settings() -> dict[str, Any]:
-    names = ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms")
-    return {name: SETTINGS[name] for name in names}
