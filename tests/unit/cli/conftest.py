@@ -575,7 +575,7 @@ def headrace(
 
 
 class ScriptedTime:
-    """Replaces the module `time`: a wait takes no time and runs the next step of the script."""
+    """Replaces the clock and the wait of commands: a wait takes no time and runs the next step of the script."""
 
     def __init__(self, held: FakeTopics, script: Sequence[Callable[[FakeTopics], object]]) -> None:
         self._held = held
@@ -585,7 +585,7 @@ class ScriptedTime:
     def monotonic(self) -> float:
         return self._now
 
-    def sleep(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         self._now += seconds
         if not self._script:
             raise KeyboardInterrupt  # Nothing more will happen: the command would wait for ever.
@@ -597,6 +597,8 @@ def happens(held: FakeTopics, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """`happens(change, change, ...)`: what changes in the cluster, one thing each time that a command waits."""
 
     def script(*changes: Callable[[FakeTopics], object]) -> None:
-        monkeypatch.setattr(watching, "time", ScriptedTime(held, changes))
+        scripted = ScriptedTime(held, changes)
+        monkeypatch.setattr(watching, "time", scripted)
+        monkeypatch.setattr(watching, "pause", scripted.pause)
 
     return script

@@ -1,9 +1,11 @@
 """`headrace cluster health`: every problem with its remedy, notices that are no problems, watching until healthy."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from headrace.cli.common import watching
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.watching import RateWindow, eta_text
 from headrace.client.base.errors import NoBrokersAvailableError
@@ -186,6 +188,19 @@ def test_the_end_of_the_time_is_the_code_of_the_last_look(headrace: Any, three: 
     three.change("clicks", 1, leader_id=1, replicas=(1, 2, 3), in_sync_replicas=(1, 2, 3))
     happens(lambda held: None, lambda held: None)
     assert headrace(*arguments).code == 0
+
+
+def test_an_interrupt_that_a_sleep_missed_is_noticed_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal before the system call does not end it: no sleep is as long as `--interval` may be."""
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert list(watching.rounds(60.0, 90.5)) == [0.0, 60.0, 90.5]
+    assert max(slept) <= 1.0
 
 
 def test_an_interrupt_ends_watching_quietly(headrace: Any, three: Any, happens: Any) -> None:

@@ -26,6 +26,8 @@ HOME_AND_CLEAR = "\x1b[H\x1b[J"
 CLEAR_SCREEN = "\x1b[2J"
 RATE_WINDOW_S = 15.0
 """Time window of a rate."""
+LONGEST_SLEEP_S = 1.0
+"""Longest time for which a Ctrl-C may go unnoticed."""
 
 
 def rounds(interval: float, wait_timeout: float | None) -> Iterator[float]:
@@ -37,7 +39,18 @@ def rounds(interval: float, wait_timeout: float | None) -> Iterator[float]:
         left = interval if wait_timeout is None else min(interval, wait_timeout - (time.monotonic() - started))
         if left <= 0:
             return
-        time.sleep(left)
+        pause(left)
+
+
+def pause(seconds: float) -> None:
+    """Sleep, at most a second at once.
+
+    A Ctrl-C that arrives between Python's last look for signals and the system call does not interrupt that sleep: it
+    is noticed after it.
+    """
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:
+        time.sleep(min(left, LONGEST_SLEEP_S))
 
 
 class Screen:

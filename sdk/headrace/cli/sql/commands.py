@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.common.arguments import counted
 from headrace.cli.common.session import Session, UsageProblem, command, report_error
+from headrace.cli.common.watching import pause
 from headrace.cli.sql.output import SqlOutput, write_result
 
 PROMPT, MORE = "headrace> ", "      ... "
@@ -127,7 +128,7 @@ def _follow(
     windows = 0
     while True:
         windows += 1
-        time.sleep(max(0.0, started + windows * seconds - time.monotonic()))
+        pause(started + windows * seconds - time.monotonic())
         try:
             now = ends()
         except HeadraceError as error:
