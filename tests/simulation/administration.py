@@ -173,10 +173,10 @@ class Administration:
             self._replicas.append(found)
 
     def etcd_went_back(self) -> None:
-        """Judge what was done so far; what is still open may come in either etcd, or in none."""
+        """Judge what was done and answered so far; what is still in doubt may come in either etcd, or in none."""
         self.judge()
         self.era += 1
-        self.requests = [each for each in self.requests if each.outcome == UNKNOWN]
+        self.requests = [each._replace(error="") for each in self.requests if each.outcome == UNKNOWN]
 
     def generation_began(self) -> None:
         """Continue with the topic as the new generation has it."""
