@@ -558,8 +558,10 @@ class Cluster:
         if self.coordinator() is None:
             return False
         self._elect_uncleanly_again()
-        self.administration.create_topic()
-        return self.administration.settle() and bool(self.partitions) and self.is_quiet()
+        # Drained brokers first: a topic may need them.
+        if not self.administration.settle() or self.administration.create_topic():
+            return False
+        return bool(self.partitions) and self.is_quiet()
 
     def _elect_uncleanly_again(self) -> None:
         """An administrator who let a replica lead asks again if its log has failed, too: no member is left (H21)."""
