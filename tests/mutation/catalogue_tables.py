@@ -27,7 +27,7 @@ TABLES = (
         "A write is applied for a version that a row had before one of its columns was deleted.",
         Test(
             "tests/unit/broker/test_table_state.py::test_a_version_is_the_offset_of_a_row_s_last_record",
-            "Its clients delete whole rows.",
+            "Its clients delete a column only with a later write of another one.",
         ),
     ),
     Mutant(

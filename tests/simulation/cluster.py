@@ -413,6 +413,8 @@ class Cluster:
         self._await_caches()
         if not self.plan.is_table and self.topic.name == TOPIC:
             self._store_more()
+        elif self.plan.is_table and self.topic.name == TOPIC:
+            self._change_more()
         else:
             self._await_quiet()
         self.checks.check_all(is_last=True)
@@ -477,6 +479,14 @@ class Cluster:
         producer.sending = False
         self._await_quiet()
 
+    def _change_more(self) -> None:
+        """Who watches rows of the table is told of a change at once, now that all is well."""
+        client = TableClient(self, len(self.table_clients), self.plan.produce_period_ms)
+        self.clients.append(client)
+        self.writers.append(client)
+        client.spawn(client.watch_a_change())
+        self._await_quiet()
+
     def _position_of_consumers(self) -> int:
         return sum(consumer.position for consumer in self.consumers)
 
@@ -497,7 +507,7 @@ class Cluster:
             if partition.unclean or not lookups or leader is None:
                 continue
             with leader.broker.node.sound_disk():
-                records = record_times(leader.log, leader.replica.high_watermark)
+                records = record_times(leader.log, leader.replica.high_watermark, compacts=self.plan.compacts)
             problems = check_lookups(lookups, records, self.log_start(key))
             self.world.count(JUDGED + "time look-ups", len(lookups))
             if problems:

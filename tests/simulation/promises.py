@@ -153,7 +153,7 @@ class PromiseChecks:
         values = tuple(named)
         self.cluster.world.count(COMPRESSED, header.codec != Codec.NONE)
         self.values[header.producer_id, header.producer_epoch, header.base_sequence, header.crc] = values
-        for value in values:
+        for value in filter(None, values):  # A deletion has no name.
             self.checked("H55", value in self._lives)
             if self._lives.setdefault(value, key) != key:
                 self.breaks("H55", f"{client} sends {value} to {key}, and before to {self._lives[value]}")

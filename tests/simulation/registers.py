@@ -22,6 +22,8 @@ REFUSED = "refused"
 UNKNOWN = "unknown"
 FAILED = "failed"
 """A write that had certainly no effect."""
+KEPT = "(kept)"
+"""Filling of a write under a condition that has left the one of the version which it names."""
 
 
 class Operation(NamedTuple):
@@ -48,6 +50,8 @@ class Operation(NamedTuple):
     begin_ms: int = 0
     end_ms: int = 0
     """When the call began and ended, by a clock that all share."""
+    filling: str | None = None
+    """What was read or was to be written of the row's other column; `None`: there is none."""
 
 
 def check_registers(operations: Iterable[Operation], *, clocks_differ_ms: int = 0) -> list[str]:
@@ -74,9 +78,27 @@ def _check_row(operations: list[Operation], clocks_differ_ms: int) -> Iterable[s
             yield f"{each.client} read {each.value} of {each.row}, whose write was {written.outcome}"
         elif written.begin > each.end:
             yield f"{each.client} read {each.value} of {each.row} before it was written"
+    yield from _check_fillings(operations, attempts)
     endings = _Endings(attempts, values, clocks_differ_ms)
     yield from _check_conditions(operations, attempts, values, endings)
     yield from _check_order(operations, endings)
+
+
+def _check_fillings(operations: list[Operation], attempts: dict[str, Operation]) -> Iterable[str]:
+    """Both columns of a row are of the write that has its version, or the other is as that write found it."""
+    fillings: dict[int, str | None] = {ABSENT: None}
+    found = [each for each in operations if each.outcome == OK and each.version != ABSENT and each.value in attempts]
+    for each in sorted(found, key=lambda each: each.version):
+        written = attempts[each.value]
+        if each.version not in fillings:
+            if written.filling != KEPT:
+                fillings[each.version] = written.filling
+            elif written.expected in fillings:
+                fillings[each.version] = fillings[written.expected]
+            elif not each.writes:
+                fillings[each.version] = each.filling  # Nothing else tells: others must read the same.
+        if not each.writes and fillings[each.version] != each.filling:
+            yield f"{each.client} read {each.filling} next to {each.value} of {each.row}, not {fillings[each.version]}"
 
 
 class _Endings:
@@ -93,10 +115,12 @@ class _Endings:
         return any(self._may_end_it(version, write, since, until, seen) for version, write in self._ends)
 
     def _may_end_it(self, version: int | None, write: Operation, since: int, until: int, seen: Operation) -> bool:
-        if write.begin >= seen.end:
+        is_late = seen.writes and seen.outcome == UNKNOWN  # It was applied after its end, or before.
+        if write.begin >= seen.end and not is_late:
             return False
         lives_ms = 0 if write.lives_ms is None else write.lives_ms
-        if lives_ms and seen.end_ms < write.begin_ms + lives_ms - self._clocks_differ_ms:
+        seen_ms = seen.end_ms + LATE_MS if is_late else seen.end_ms
+        if lives_ms and seen_ms < write.begin_ms + lives_ms - self._clocks_differ_ms:
             return False
         if version is not None:
             return since <= version < until

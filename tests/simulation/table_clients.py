@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace import aio
 from headrace.client.net.cluster_metadata import ClusterMetadata
@@ -14,7 +16,7 @@ from headrace.wire.errors import HeadraceError, Outcome
 from headrace.wire.table_keys import ABSENT
 
 from tests.simulation.clients import CALLING, TOPIC, Client
-from tests.simulation.registers import FAILED, OK, REFUSED, UNKNOWN, Operation
+from tests.simulation.registers import FAILED, KEPT, OK, REFUSED, UNKNOWN, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -30,6 +32,13 @@ DELETED_SHARE = 0.15
 """Of the writes of one row."""
 MANY_SHARE = 0.3
 """Of the reads from leaders: of all rows at once."""
+WATCHED_SHARE = 0.2
+"""Of the other reads from leaders: over some time, each change."""
+WATCHED_MS = (50, 400, 2_000)
+SOON_S = 2.0
+"""A watch looks again by itself after 5 s."""
+BARE_SHARE, KEEPING_SHARE = 0.2, 0.2
+"""Of the writes: those that delete the second column, and those under a condition that leave it as it is."""
 
 
 class TableClient(Client):
@@ -48,6 +57,8 @@ class TableClient(Client):
         self._bulk = self._apart("bulk")
         self._deleting = self._apart("deleting")
         self._reading = self._apart("reading")
+        self._watching = self._apart("watching")
+        self._filling = self._apart("filling")
 
     def _cluster_metadata(self) -> ClusterMetadata | None:
         return None if self._table is None else self._table._operations._metadata
@@ -69,6 +80,8 @@ class TableClient(Client):
                 await (self._put_many() if self._bulk.random() < BULK_SHARE else self._put(row, None))
             elif draw <= 0.85 and self._reading.random() < MANY_SHARE:
                 await self._read_rows()
+            elif draw <= 0.85 and self._watching.random() < WATCHED_SHARE:
+                await self._watch(row, self._watching.choice(WATCHED_MS))
             else:
                 await self._get(row, from_replica=draw > 0.85)
             self.waits = False
@@ -80,10 +93,17 @@ class TableClient(Client):
     async def _put(self, row: str, expected: int | None) -> None:
         assert self._table is not None
         value, ttl = self._next_value(), self._life()
-        columns = {"filling": self._chance.choice(FILLING), "value": value}
+        columns = self._columns(value, self._chance.choice(FILLING))
+        # A column that is kept may end before the other one.
+        if expected not in (None, ABSENT) and not self.cluster.plan.expires and self._filling.random() < KEEPING_SHARE:
+            del columns["filling"]
         lives_ms = None if ttl is None else ttl // timedelta(milliseconds=1)
         putting = self._table.put(row, columns, if_version=expected, ttl=ttl, timeout=2.0)
-        await self._write("row writes", row, value, expected, putting, lives_ms)
+        await self._write("row writes", row, value, expected, putting, lives_ms, columns.get("filling", KEPT))
+
+    def _columns(self, value: str, filling: str) -> dict[str, str | None]:
+        """Return what is written into a row: the value last, so that its version is the row's."""
+        return {"filling": None if self._filling.random() < BARE_SHARE else filling, "value": value}
 
     async def _delete(self, row: str, expected: int | None) -> None:
         """Delete a row, as `Table.delete` does: for the model a write of what ends at once."""
@@ -93,8 +113,9 @@ class TableClient(Client):
         await self._write("row deletions", row, self._next_value(), expected, running, 0)
 
     async def _write(
-        self, what: str, row: str, value: str, expected: int | None, writing: Awaitable[int], lives_ms: int | None
-    ) -> None:
+        self, what: str, row: str, value: str, expected: int | None, writing: Awaitable[int], lives_ms: int | None,
+        filling: str | None = None,
+    ) -> None:  # fmt: skip
         """Await the version of a write, and note it; a deletion is one that lives for no time."""
         begin, topic_id = self.cluster.next_order(), self._topic()
         outcome, version, begin_ms = OK, ABSENT, self.world.now_ms
@@ -113,7 +134,7 @@ class TableClient(Client):
             return
         self._note(
             row, begin, topic_id, outcome=outcome, version=version, value=value, writes=True, expected=expected,
-            lives_ms=lives_ms, begin_ms=begin_ms,
+            lives_ms=lives_ms, begin_ms=begin_ms, filling=filling,
         )  # fmt: skip
 
     async def _purge(self, row: str) -> None:
@@ -144,7 +165,7 @@ class TableClient(Client):
         begin, topic_id = self.cluster.next_order(), self._topic()
         # No value is sent twice, by which batches are told apart (H55).
         values = [self._next_value() for _ in rows]
-        columns = [{"filling": value + self._bulk.choice(FILLING), "value": value} for value in values]
+        columns = [self._columns(value, value + self._bulk.choice(FILLING)) for value in values]
         outcome = OK
         try:
             versions = (await self._table.put_many(zip(rows, columns, strict=True))).tolist()
@@ -153,14 +174,15 @@ class TableClient(Client):
             versions += [ABSENT] * (len(rows) - len(versions))
         except HeadraceError:  # Of the look-up before anything was sent.
             outcome, versions = FAILED, [ABSENT] * len(rows)
-        for row, value, version in zip(rows, values, versions, strict=True):
+        for row, each, version in zip(rows, columns, versions, strict=True):
             found = OK if version != ABSENT else UNKNOWN if outcome == OK else outcome
             if found == OK:
                 self._versions[row] = version
             self.world.count(f"row bulk writes {found}")
             self._note(
                 row, begin, topic_id, self._topic_of_producer(),
-                outcome=found, version=version, value=value, writes=True, expected=None,
+                outcome=found, version=version, value=str(each["value"]), filling=each["filling"],
+                writes=True, expected=None,
             )  # fmt: skip
 
     async def _get(self, row: str, *, from_replica: bool) -> None:
@@ -173,6 +195,54 @@ class TableClient(Client):
             self._failed("row reads failed", error)
             return
         self._note_read(row, found, begin, topic_id, own, from_replica=from_replica)
+
+    async def _watch(self, row: str, for_ms: int) -> None:
+        """Read a row again after each change of it, for a while: the wait is cancelled."""
+        try:
+            async with asyncio.timeout(for_ms / 1000), aclosing(self._watched(row)) as changes:
+                while True:
+                    await self._next_change(row, changes)
+                    self.world.count("changes of rows that were watched")
+        except TimeoutError:
+            self.world.count("watches that were left")
+        except HeadraceError as error:
+            self._failed("watches failed", error)
+
+    async def watch_a_change(self) -> None:
+        """Each row that is watched is read again at once after a change, when all is well."""
+        self._table = aio.Table(TOPIC, bootstrap_servers=self._servers, transport=self._transport, **CALLING)
+        self.waits = True
+        for row in ROWS:
+            async with aclosing(self._watched(row)) as changes:
+                await self._next_change(row, changes)
+                told = asyncio.ensure_future(self._next_change(row, changes))
+                await self._rest(self.period_ms)
+                value, filling = self._next_value(), self._filling.choice(FILLING)
+                putting = self._table.put(row, {"filling": filling, "value": value})
+                before = self._versions.get(row, ABSENT)
+                await self._write("row writes", row, value, None, putting, None, filling)
+                written = self._versions.get(row, ABSENT)
+                if written == before:  # The write has failed.
+                    told.cancel()
+                    continue
+                try:
+                    async with asyncio.timeout(SOON_S):
+                        while await told < written:
+                            told = asyncio.ensure_future(self._next_change(row, changes))
+                except TimeoutError:
+                    self.cluster.promises.breaks("liveness", f"{self.name} was not told of {row} at {written}")
+            self.world.count("watches when all was well")
+        self.waits = False
+
+    def _watched(self, row: str) -> AsyncGenerator[Row | None, None]:
+        assert self._table is not None
+        return cast("AsyncGenerator[Row | None, None]", self._table.watch(row))
+
+    async def _next_change(self, row: str, changes: AsyncIterator[Row | None]) -> int:
+        begin, topic_id, own = self.cluster.next_order(), self._topic(), self._versions.get(row, ABSENT)
+        found = await anext(changes)
+        self._note_read(row, found, begin, topic_id, own, from_replica=False)
+        return ABSENT if found is None else found.version
 
     async def _read_rows(self) -> None:
         """Read all rows at once, or in pages of a scan, or count them: each is read by itself."""
@@ -206,14 +276,16 @@ class TableClient(Client):
         self.world.count("row reads")
         if found is None and own > ABSENT:
             self.world.count("rows that had expired")
-        if found is not None and set(found) != {"filling", "value"}:
+        if found is not None and not {"value"} <= set(found) <= {"filling", "value"}:
             self.cluster.promises.breaks("I31", f"{self.name} read a part of row {row}: {found}")
         if topic_id == self._topic():  # Otherwise `own` is of the topic before.
             if from_replica and found is not None and version < own:
                 self.cluster.row_problems.append((topic_id, f"{self.name} read {row} at {version} after {own}"))
             self._versions[row] = max(version, own)
-        value = "" if found is None else str(found["value"])
-        self._note(row, begin, topic_id, outcome=OK, version=version, value=value, from_replica=from_replica)
+        value, filling = ("", None) if found is None else (str(found["value"]), found.get("filling"))
+        self._note(
+            row, begin, topic_id, outcome=OK, version=version, value=value, filling=filling, from_replica=from_replica
+        )
 
     def _topic(self) -> bytes:
         metadata = self._cluster_metadata()

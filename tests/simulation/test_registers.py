@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation.registers import ABSENT, FAILED, LATE_MS, OK, REFUSED, UNKNOWN, Operation, check_registers
+from tests.simulation.registers import ABSENT, FAILED, KEPT, LATE_MS, OK, REFUSED, UNKNOWN, Operation, check_registers
 
 
 def write(client, begin, end, version, value, expected=None, outcome=OK, **fields):
@@ -56,6 +56,40 @@ def test_each_violation_is_told(more, what):
     assert any(what in problem for problem in found), found
 
 
+FILLED = [
+    write("a", 1, 2, 10, "1", filling="x"),
+    write("a", 3, 4, 12, "2", 10, filling=KEPT),
+    read("c", 5, 6, 12, "2", filling="x"),
+    write("a", 7, 8, 15, "3", filling=None),
+    write("b", 9, 10, 16, "4", 15, filling=KEPT),
+    read("c", 11, 12, 16, "4"),
+    write("b", 13, 14, -1, "5", 16, UNKNOWN, filling="y"),
+    write("c", 15, 16, 19, "6", 18, filling=KEPT),
+    read("d", 17, 18, 19, "6", filling="y"),
+    read("d", 19, 20, 18, "5", filling="y", from_replica=True),
+]
+
+
+def test_a_row_has_both_columns_of_one_write_or_what_that_left():
+    assert check_registers(FILLED) == []
+    assert check_registers(each for each in FILLED if each.value != "5") == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        read("z", 21, 22, 19, "6", filling="x"),
+        read("z", 21, 22, 19, "6"),
+        read("z", 21, 22, 10, "1", from_replica=True),
+        read("z", 21, 22, 12, "2", filling="y", from_replica=True),
+        read("z", 21, 22, 16, "4", filling="x", from_replica=True),
+    ],
+)
+def test_a_column_of_another_write_is_told(more):
+    (problem,) = check_registers([*FILLED, more])
+    assert f"z read {more.filling} next to" in problem
+
+
 EXPIRING = [
     write("a", 1, 2, 10, "1"),
     write("a", 3, 4, 12, "2", 10, lives_ms=1),
@@ -96,6 +130,14 @@ def test_what_expires_is_there_before_its_time():
     again = [history[0], write("b", 3, 4, 12, "2", ABSENT, end_ms=40)]
     assert check_registers(again) == ["b wrote r at 12 for -1, after 10"]
     assert check_registers(again, clocks_differ_ms=11) == []
+
+
+def test_a_write_in_doubt_may_come_after_a_deletion_that_began_when_it_had_ended():
+    late = [write("b", 2, 5, ABSENT, "2", ABSENT, UNKNOWN), read("c", 12, 13, 14, "2")]
+    history = [write("a", 1, 3, 10, "1"), write("a", 8, 9, 12, "3", 10, lives_ms=0), *late]
+    assert check_registers(history) == []
+    answered = [late[0]._replace(outcome=OK, version=14), late[1]]
+    assert "b wrote r at 14 for -1, after 12" in check_registers([*history[:2], *answered])
 
 
 DELETED = [write("a", 1, 2, 10, "1"), write("b", 3, 6, ABSENT, "2", deletes=True)]
