@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace_server.metastore.api import MetastoreUnknownOutcomeError
 
-LOST, NEVER = "answer lost", "never arrived"
+LOST, NEVER, LATE = "answer lost", "never arrived", "arrives late"
 
 
 class LossyMetastore:
@@ -16,7 +16,8 @@ class LossyMetastore:
     def __init__(self, inner: Any, faults: Sequence[str] = ()) -> None:
         self._inner = inner
         self.faults = list(faults)
-        """One a transaction: empty, `LOST` (it is applied) or `NEVER`."""
+        """One a transaction: empty, `LOST` (it is applied), `NEVER`, or `LATE`: with `arrive`."""
+        self._late: list[tuple[Sequence[Any], Sequence[Any], Sequence[Any]]] = []
         self.sent: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         self.before_txn: Callable[[Any, Any], Awaitable[None]] | None = None
 
@@ -29,9 +30,16 @@ class LossyMetastore:
         if self.before_txn is not None:
             await self.before_txn(compares, success)
         fault = self.faults.pop(0) if self.faults else ""
-        if fault == NEVER:
+        if fault == LATE:
+            self._late.append((compares, success, failure))
+        if fault in (NEVER, LATE):
             raise MetastoreUnknownOutcomeError(fault)
         result = await self._inner.txn(compares, success, failure)
         if fault == LOST:
             raise MetastoreUnknownOutcomeError(fault)
         return result
+
+    async def arrive(self) -> None:
+        """Let the late transactions arrive."""
+        while self._late:
+            await self._inner.txn(*self._late.pop(0))

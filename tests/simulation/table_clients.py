@@ -224,6 +224,7 @@ class TableClient(Client):
                 written = self._versions.get(row, ABSENT)
                 if written == before:  # The write has failed.
                     told.cancel()
+                    await asyncio.wait([told])
                     continue
                 try:
                     async with asyncio.timeout(SOON_S):

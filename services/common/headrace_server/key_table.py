@@ -135,6 +135,13 @@ class GroupOffsetKey:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteFenceKey:
+    """`write_fences/{fence_id}`."""
+
+    fence_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class UserKey:
     """`users/{user_id}`."""
 
@@ -223,6 +230,7 @@ ParsedKey = (
     | GroupAssignmentKey
     | GroupMemberKey
     | GroupOffsetKey
+    | WriteFenceKey
     | UserKey
     | GrantKey
     | RoleKey
@@ -389,6 +397,14 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
         metadata_pb2.CommittedOffset,
         "persistent; removed with the group, which expires after `offsets_retention_ms` without members",
         "The position where the group continues: the paper's offset registry.",
+    ),
+    KeyFamily(
+        WriteFenceKey,
+        "/headrace/{cluster}/write_fences/{fence_id}",
+        "coordinators, before they repeat a write that got no answer",
+        metadata_pb2.WriteFence,
+        "a lease of a minute",
+        "The write compares that there is no such key, so that it is not applied any more. No process watches the key.",
     ),
     KeyFamily(
         UserKey,

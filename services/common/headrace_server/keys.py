@@ -48,6 +48,7 @@ from headrace_server.key_table import (
     TopicIdKey,
     TopicKey,
     UserKey,
+    WriteFenceKey,
 )
 
 ROOT = "/headrace/"
@@ -109,6 +110,15 @@ class Keyspace:
     def schema_registry_prefix(self) -> str:
         """Prefix of schemas and subjects, with a trailing slash. Every generation has the same."""
         return self._scope(_SCHEMA_REGISTRY)
+
+    @property
+    def write_fences_prefix(self) -> str:
+        """Prefix of fences of writes, with a trailing slash. No process watches it."""
+        return self._scope(_WRITE_FENCES)
+
+    def write_fence(self, fence_id: bytes) -> str:
+        """Return the key by which a write is fenced (id of 16 bytes)."""
+        return self._key(WriteFenceKey, fence_id)
 
     def schema_registry(self) -> str:
         """Return the key of what all subjects share."""
@@ -373,6 +383,7 @@ _READ: dict[str, Callable[[str], int | str | bytes | None]] = {
     "quota_id": _read_id,
     "schema_id": _read_number,
     "subject_id": _read_id,
+    "fence_id": _read_id,
 }
 """Parsers of fields; other fields are names."""
 
@@ -409,7 +420,8 @@ _GROUPS = ROOT + "{cluster}/groups/{generation}/"
 _DIRECTORIES = ROOT + "{cluster}/directories/{generation}/"
 _IDENTITY = ROOT + "{cluster}/identity/"
 _SCHEMA_REGISTRY = ROOT + "{cluster}/schema_registry/"
-_SCOPES = (_GENERATION, _GROUPS, _DIRECTORIES, _IDENTITY, _SCHEMA_REGISTRY)
+_WRITE_FENCES = ROOT + "{cluster}/write_fences/"
+_SCOPES = (_GENERATION, _GROUPS, _DIRECTORIES, _IDENTITY, _SCHEMA_REGISTRY, _WRITE_FENCES)
 _META = next(family for family in KEY_TABLE if family.key is MetaKey)
 
 

@@ -173,7 +173,13 @@ class _Coordinator:
         if not await self._process.load(*sources, stop=stop):
             return
         view = self._process.open_view(self._identity, self._prefix_view)
-        writes = AmbiguousWriteResolver(self._metastore, self._metrics, max_inflight=self._settings.max_inflight_writes)
+        writes = AmbiguousWriteResolver(
+            self._metastore,
+            view.keyspace,
+            self._clock,
+            self._metrics,
+            max_inflight=self._settings.max_inflight_writes,
+        )
         store = TopicStore(
             writes,
             view,

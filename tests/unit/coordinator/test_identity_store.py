@@ -12,7 +12,7 @@ from headrace_server.identity.rights import EVERYTHING, ROLES, operation_names
 from headrace_server.metastore.api import Delete, MemberStatus, Put
 
 from tests.fakes.identity_parts import identity_parts
-from tests.fakes.lossy_metastore import LOST, NEVER, LossyMetastore
+from tests.fakes.lossy_metastore import LATE, LOST, NEVER, LossyMetastore
 from tests.fakes.memory_metastore import MemoryMetastore
 
 FAULTS = [[], [NEVER], [LOST], [LOST, NEVER], [NEVER, LOST]]
@@ -60,6 +60,21 @@ async def test_lost_answers_change_nothing_twice(parts, faults):
     await parts.see(await parts.store.delete_user("ada", parts.deadline))
     assert not parts.view.users
     assert not parts.view.all_grants
+
+
+async def test_what_arrives_late_gives_no_right_back(parts):
+    """A grant and a user whose first writes are held back until they are removed stay removed."""
+    await parts.put_user("ada")
+    grant = auth_pb2.Grant(principal="ada", role="reader", resource="topic:x")
+    parts.metastore.faults = [LATE]
+    await parts.see((await parts.store.put_grant(grant, "root", parts.deadline))[1])
+    await parts.see(await parts.store.delete_grant("ada", "reader", "topic:x", parts.deadline))
+    parts.metastore.faults = [LATE]
+    await parts.put_user("bob")
+    await parts.see(await parts.store.delete_user("bob", parts.deadline))
+    await parts.metastore.arrive()
+    stored = await parts.metastore.range(parts.writes.keyspace.identity_prefix)
+    assert [each.key for each in stored.key_values] == [parts.writes.keyspace.user("ada")]
 
 
 async def test_the_secret_of_a_key_is_stored_nowhere_and_not_shown(parts):

@@ -31,7 +31,7 @@ from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import Delete, Put
 from headrace_server.metastore.view import PrefixView
 
-from tests.fakes.lossy_metastore import LOST, NEVER
+from tests.fakes.lossy_metastore import LATE, LOST, NEVER
 
 
 def checked(name="t", partitions=3, **fields):
@@ -88,7 +88,7 @@ async def test_a_large_topic_is_created_once_whatever_answer_is_lost(parts, lost
 async def test_every_attempt_draws_its_own_id(parts):
     """A late attempt can bring back nothing that was deleted meanwhile: no id is sent twice."""
     await parts.register(1)
-    parts.metastore.faults = [NEVER, NEVER]
+    parts.metastore.faults = [NEVER, "", NEVER]
     await create(parts)
     ids = [
         metadata_pb2.Topic.FromString(operation.value).topic_id
@@ -97,6 +97,18 @@ async def test_every_attempt_draws_its_own_id(parts):
         if isinstance(operation, Put) and "/topics/" in operation.key
     ]
     assert len(ids) == len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("of_fence", ["", NEVER, LOST, LATE])
+async def test_a_creation_that_arrives_late_does_not_bring_the_topic_back(parts, of_fence):
+    """It is fenced before it is sent again, whatever becomes of the fence's first write (simulator, seed 411165)."""
+    await parts.register(1)
+    parts.metastore.faults = [LATE, of_fence]
+    created = await create(parts)
+    await parts.prefix_view.wait_for(created.revision, 10)
+    await parts.store.delete(by_name("t"), parts.deadline)
+    await parts.metastore.arrive()
+    assert await parts.keys("topics/") == await parts.keys("partitions/") == []
 
 
 async def test_the_name_of_another_is_a_definite_refusal(parts):
@@ -223,6 +235,21 @@ async def test_deleting_settles_lost_answers(parts, faults):
     assert await parts.keys("topics/") == await parts.keys("topic_ids/") == await parts.keys("partitions/") == []
     with pytest.raises(UnknownTopicError):
         await parts.store.delete(by_name("t"), parts.deadline)
+
+
+async def test_a_deletion_on_its_way_does_not_hit_a_successor(parts):
+    """Another caller deletes the topic and creates one of that name while the transaction is sent (H26)."""
+    await parts.register(1)
+    await create(parts)
+
+    async def overtake(compares, success):
+        parts.metastore.before_txn = None
+        await parts.store.delete(by_name("t"), parts.deadline)
+        await create(parts)
+
+    parts.metastore.before_txn = overtake
+    await parts.store.delete(by_name("t"), parts.deadline)
+    assert len(await parts.keys("topics/")) == 1
 
 
 async def test_deleting_by_name_does_not_hit_a_successor(parts):

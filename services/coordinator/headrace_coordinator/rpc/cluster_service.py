@@ -245,6 +245,7 @@ def _dump_prefixes(keyspace: Keyspace, prefix: str) -> list[str]:
         "directories/": keyspace.directories_prefix,
         IDENTITY_SCOPE: keyspace.identity_prefix,
         "schema_registry/": keyspace.schema_registry_prefix,
+        "write_fences/": keyspace.write_fences_prefix,
     }
     for scope, whole in scopes.items():
         if prefix.startswith(scope):

@@ -1,13 +1,17 @@
 """Writes to etcd that are retried until their outcome is known, within a deadline.
 
 Any coordinator may write for clients and administrators; compares resolve every race. A write without a response may
-or may not be applied: it is sent again with the same compares until one attempt gets a response (PROTOCOL C2, C3). Used
-by the stores of topics, partitions and brokers; belongs to the event loop. Deadlines are in loop time, seconds.
+or may not be applied, or may be applied seconds later. It is fenced first: each write compares that there is no key of
+its attempt under `write_fences/`, and that key is put. Then it is applied or never will be, and is sent again with the
+same compares until one attempt gets a response (PROTOCOL C2, C3). Without the fence a creation that arrived late would
+bring back what was deleted meanwhile. Used by the stores of topics, partitions, brokers, identity and schemas; belongs
+to the event loop. Deadlines are in loop time, seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -18,13 +22,18 @@ from headrace.wire.errors import (
     Outcome,
     TimedOutError,
 )
+from headrace_server.clock import Clock
+from headrace_server.internal_v1 import metadata_pb2
+from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
     KeyValue,
     Metastore,
     MetastoreRolledBackError,
     MetastoreUnknownOutcomeError,
+    Put,
     RangeResult,
     TxnResult,
+    VersionIs,
 )
 
 from headrace_coordinator.core.topic_writes import Write
@@ -33,6 +42,8 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.1
+FENCE_MS = 60_000
+"""Life of a fence: far longer than etcd and the network can hold a write back."""
 T = TypeVar("T")
 
 
@@ -44,13 +55,21 @@ class WriteTracker:
         """A write was sent and has no response yet."""
         self.unanswered: MetastoreUnavailableError | None = None
         """Error of an earlier write without a response."""
+        self.fence_id = secrets.token_bytes(16)
+        """Of all writes that are sent from now on."""
+        self.is_fence_due = False
+        """A write with this fence has no response."""
 
 
 class AmbiguousWriteResolver:
     """Reads and retried writes of etcd, with at most `max_inflight` transactions at once."""
 
-    def __init__(self, metastore: Metastore, metrics: CoordinatorMetrics, *, max_inflight: int) -> None:
+    def __init__(
+        self, metastore: Metastore, keyspace: Keyspace, clock: Clock, metrics: CoordinatorMetrics, *, max_inflight: int
+    ) -> None:
         self._metastore = metastore
+        self._keyspace = keyspace
+        self._clock = clock
         self._metrics = metrics
         self._permits = asyncio.Semaphore(max_inflight)
 
@@ -70,7 +89,8 @@ class AmbiguousWriteResolver:
         """Send one transaction once, as part of an attempt."""
         async with self._permits:
             tracker.pending = True
-            result = await self._metastore.txn(write.compares, write.success, write.failure)
+            no_fence = VersionIs(self._keyspace.write_fence(tracker.fence_id), 0)
+            result = await self._metastore.txn((*write.compares, no_fence), write.success, write.failure)
             tracker.pending = False
             return result
 
@@ -106,6 +126,8 @@ class AmbiguousWriteResolver:
         self, attempt: Callable[[WriteTracker], Awaitable[T | None]], tracker: WriteTracker, what: str
     ) -> T | None:
         try:
+            if tracker.is_fence_due:
+                await self._fence(tracker, what)
             return await attempt(tracker)
         except MetastoreRolledBackError:
             raise
@@ -113,6 +135,7 @@ class AmbiguousWriteResolver:
             self._metrics.ambiguous_writes.inc()
             log.warning("write_unanswered", what=what, cause=error.message)
             tracker.unanswered = error
+            tracker.is_fence_due |= tracker.pending
             tracker.pending = False
             return None
         except MetastoreUnavailableError:
@@ -123,6 +146,15 @@ class AmbiguousWriteResolver:
             if tracker.unanswered is not None:
                 error.outcome = Outcome.UNKNOWN
             raise
+
+    async def _fence(self, tracker: WriteTracker, what: str) -> None:
+        """Put the fence of the writes so far, and give later ones another; raises as the metastore."""
+        key = self._keyspace.write_fence(tracker.fence_id)
+        fence = metadata_pb2.WriteFence(what=what, since_ms=self._clock.now_ms())
+        lease = await self._metastore.grant_lease(FENCE_MS)
+        put = Put(key, fence.SerializeToString(), lease.lease_id)
+        await self._metastore.txn((VersionIs(key, 0),), (put,))  # Otherwise it is there: an earlier try was applied.
+        tracker.fence_id, tracker.is_fence_due = secrets.token_bytes(16), False
 
     async def _answered(self, read: Awaitable[T], deadline: float) -> T:
         """Wait for a read, whose failure means that nothing was written."""
