@@ -36,6 +36,7 @@ from headrace_server.key_table import (
     TopicIdKey,
     TopicKey,
     UserKey,
+    WriteFenceKey,
     describe_keys,
 )
 from headrace_server.keys import Keyspace, digest_id, meta_key, value_json
@@ -109,6 +110,14 @@ def test_the_version_of_a_directory_has_a_key_of_its_own():
     assert KEYS.parse(KEYS.directories_prefix + "x") is None
 
 
+def test_fences_of_writes_have_a_prefix_of_their_own():
+    """They are of every generation, and no view sees them."""
+    key = KEYS.write_fence(TOPIC_ID)
+    assert key == KEYS.write_fences_prefix + TOPIC_ID.hex() == f"/headrace/test/write_fences/{TOPIC_ID.hex()}"
+    assert not key.startswith((KEYS.prefix, KEYS.groups_prefix, KEYS.identity_prefix, KEYS.schema_registry_prefix))
+    assert (KEYS.parse(key), KEYS.family(key).key) == (WriteFenceKey(TOPIC_ID), WriteFenceKey)
+
+
 @pytest.mark.parametrize(("key", "tail", "parsed"), GROUP_BUILT)
 def test_keys_of_groups_have_a_prefix_of_their_own(key, tail, parsed):
     """No view of the brokers' prefix sees them."""
@@ -164,7 +173,7 @@ def test_a_dump_has_no_secret_of_identity(key, message, secret):
 def test_every_family_is_built_here():
     """No row of the table lacks a builder."""
     built = {type(parsed) for *_, parsed in (*BUILT, *GROUP_BUILT, *IDENTITY_BUILT, *SCHEMA_BUILT)}
-    assert built | {MetaKey, DirectoryKey} == {row.key for row in KEY_TABLE}
+    assert built | {MetaKey, DirectoryKey, WriteFenceKey} == {row.key for row in KEY_TABLE}
     assert KEYS.family(meta_key("test")).key is MetaKey
 
 
