@@ -100,6 +100,11 @@ REQUIRED_OF_TABLES = (
     "reads of rows: count",
     "reads of rows: get_many",
     "reads of rows: scan",
+    "rows without their second column",
+    "row writes that kept a column",
+    "changes of rows that were watched",
+    "watches that were left",
+    "watches when all was well",
     "rows that had expired",
     "replicas purged",
 )

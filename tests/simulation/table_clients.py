@@ -32,9 +32,9 @@ DELETED_SHARE = 0.15
 """Of the writes of one row."""
 MANY_SHARE = 0.3
 """Of the reads from leaders: of all rows at once."""
-WATCHED_SHARE = 0.2
+WATCHED_SHARE = 0.1
 """Of the other reads from leaders: over some time, each change."""
-WATCHED_MS = (50, 400, 2_000)
+WATCHED_MS = (20, 100, 700)
 SOON_S = 2.0
 """A watch looks again by itself after 5 s."""
 BARE_SHARE, KEEPING_SHARE = 0.2, 0.2
@@ -97,6 +97,7 @@ class TableClient(Client):
         # A column that is kept may end before the other one.
         if expected not in (None, ABSENT) and not self.cluster.plan.expires and self._filling.random() < KEEPING_SHARE:
             del columns["filling"]
+            self.world.count("row writes that kept a column")
         lives_ms = None if ttl is None else ttl // timedelta(milliseconds=1)
         putting = self._table.put(row, columns, if_version=expected, ttl=ttl, timeout=2.0)
         await self._write("row writes", row, value, expected, putting, lives_ms, columns.get("filling", KEPT))
@@ -283,6 +284,7 @@ class TableClient(Client):
             if from_replica and found is not None and version < own:
                 self.cluster.row_problems.append((topic_id, f"{self.name} read {row} at {version} after {own}"))
             self._versions[row] = max(version, own)
+        self.world.count("rows without their second column", found is not None and "filling" not in found)
         value, filling = ("", None) if found is None else (str(found["value"]), found.get("filling"))
         self._note(
             row, begin, topic_id, outcome=OK, version=version, value=value, filling=filling, from_replica=from_replica
