@@ -107,10 +107,17 @@ class Bench:
 
         await self.until(is_settled, "an even assignment")
 
-    async def all_know_it(self, members):
-        """Each member has the last state of a settled group, too: it may own all of its own before others do."""
+    async def at_rest(self, members):
+        """The group is settled and each member has taken its last epoch: nothing more of it is written."""
         await self.settled(members)
-        await self.until(lambda: len({member.revision for member in members}) == 1, "the last state at each member")
+        request = groups_pb2.DescribeGroupRequest(group_id=self.group_id)
+        deadline = time.monotonic() + SECONDS
+        while True:
+            described = await self.call("DescribeGroup", request)
+            if {member.epoch for member in members} == {described.group_epoch}:
+                return
+            assert time.monotonic() < deadline, f"{[member.epoch for member in members]} are not {described}"
+            await asyncio.sleep(0.01)
 
 
 class Member:
@@ -257,7 +264,7 @@ async def test_a_coordinator_that_dies_while_a_group_joins_takes_nothing_along(b
 async def test_a_restart_of_all_coordinators_moves_nothing(bench, cluster):
     """Everything is in etcd: who owns what since when stays (H73)."""
     members = bench.start(3)
-    await bench.all_know_it(members)
+    await bench.at_rest(members)
     before = [dict(member.owned) for member in members]
     revisions = [member.revision for member in members]
     for part in cluster.coordinators:
