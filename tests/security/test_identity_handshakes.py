@@ -159,9 +159,9 @@ def test_a_client_with_tls_sends_no_credential_to_a_listener_without(guarded: Gu
                 security_protocol="SSL",
                 api_key=key,
                 transport=transport,
-                delivery_timeout_ms=1_500,
-                request_timeout_ms=1_000,
-                max_block_ms=1_500,
+                delivery_timeout_ms=6_000,
+                request_timeout_ms=4_000,
+                max_block_ms=6_000,
             ) as producer,
         ):
             producer.send(TOPIC, b"x").result(timeout=SECONDS)
