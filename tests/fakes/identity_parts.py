@@ -92,7 +92,7 @@ async def identity_parts(
     await source.load()
     view = IdentityView(keyspace, source)
     metrics = CoordinatorMetrics(CollectorRegistry())
-    resolver = AmbiguousWriteResolver(metastore, keyspace, clock, metrics, max_inflight=8)
+    resolver = AmbiguousWriteResolver(metastore, keyspace, metrics, max_inflight=8)
     writes = IdentityWrites(resolver, source, view, keyspace, clock, accepts_certificates=accepts_certificates)
     limits = MetadataLimits(GroupBounds(1, 1, 1))
     following = asyncio.create_task(source.run())

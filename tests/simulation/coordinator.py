@@ -155,9 +155,7 @@ class Coordinator:
         cluster = self.cluster
         settings = CoordinatorSettings(coordinator_id=self.node.name)
         metastore: Metastore = LoopMetastore(cluster.etcd, self.process, self.loop)  # type: ignore[assignment]
-        writes = AmbiguousWriteResolver(
-            metastore, view.keyspace, self.clock, METRICS, max_inflight=settings.max_inflight_writes
-        )
+        writes = AmbiguousWriteResolver(metastore, view.keyspace, METRICS, max_inflight=settings.max_inflight_writes)
         store = TopicStore(writes, view, METRICS, self.clock, TopicOwners(unused, view.keyspace, self.clock))
         answers = Answers(source, METRICS, default_timeout_ms=settings.default_timeout_ms)
         limits = MetadataLimits(GroupBounds(settings.max_groups, settings.max_group_members, settings.max_group_bytes))

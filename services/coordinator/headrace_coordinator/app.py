@@ -174,11 +174,7 @@ class _Coordinator:
             return
         view = self._process.open_view(self._identity, self._prefix_view)
         writes = AmbiguousWriteResolver(
-            self._metastore,
-            view.keyspace,
-            self._clock,
-            self._metrics,
-            max_inflight=self._settings.max_inflight_writes,
+            self._metastore, view.keyspace, self._metrics, max_inflight=self._settings.max_inflight_writes
         )
         store = TopicStore(
             writes,

@@ -85,7 +85,7 @@ async def _identity_writes(
     view = IdentityView(keyspace, source)
     following = asyncio.create_task(source.run())
     metrics = CoordinatorMetrics(CollectorRegistry())
-    writes = AmbiguousWriteResolver(metastore, keyspace, clock, metrics, max_inflight=1)
+    writes = AmbiguousWriteResolver(metastore, keyspace, metrics, max_inflight=1)
     try:
         yield IdentityWrites(
             writes, source, view, keyspace, clock, accepts_certificates=settings.tls_client_auth == "required"

@@ -35,7 +35,7 @@ class Parts:
         self.prefix_view = prefix_view
         self.keyspace = view.keyspace
         self.metrics = CoordinatorMetrics(CollectorRegistry())
-        self.writes = AmbiguousWriteResolver(metastore, self.keyspace, SystemClock(), self.metrics, max_inflight=8)
+        self.writes = AmbiguousWriteResolver(metastore, self.keyspace, self.metrics, max_inflight=8)
         self.identity_source = identity_source
         self.identity_view = IdentityView(view.keyspace, identity_source)
         owners = TopicOwners(self.identity_view, view.keyspace, SystemClock())

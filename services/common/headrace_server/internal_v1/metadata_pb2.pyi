@@ -185,12 +185,8 @@ class DrainedBroker(_message.Message):
     def __init__(self, since_ms: _Optional[int] = ...) -> None: ...
 
 class WriteFence(_message.Message):
-    __slots__ = ("what", "since_ms")
-    WHAT_FIELD_NUMBER: _ClassVar[int]
-    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
-    what: str
-    since_ms: int
-    def __init__(self, what: _Optional[str] = ..., since_ms: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ProcessClock(_message.Message):
     __slots__ = ("wall_ms", "in_doubt", "believed_ms")

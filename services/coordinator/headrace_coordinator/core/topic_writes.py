@@ -1,7 +1,5 @@
 """Transactions that create, grow, change and delete topics: at most 128 operations each, crash-safe.
 
-Each has room for one more compare, that of `ambiguous_writes`.
-
 A topic is visible if and only if `topics/{name}` exists (docs/decisions/0015-use-name-key-for-visibility.md). A change
 that fits is written by one transaction. A larger one is written in steps:
 
@@ -36,6 +34,9 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.partition_state import PartitionState, encode
 
+MAX_COMPARES = MAX_TXN_OPERATIONS - 1
+"""Of a write, whose fence takes one more (`ambiguous_writes`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Write:
@@ -47,7 +48,7 @@ class Write:
 
     def fits(self) -> bool:
         """Return whether etcd accepts it as one transaction."""
-        return len(self.compares) < MAX_TXN_OPERATIONS and len(self.success) <= MAX_TXN_OPERATIONS
+        return len(self.compares) <= MAX_COMPARES and len(self.success) <= MAX_TXN_OPERATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def _chunks(states: Mapping[int, PartitionState]) -> Iterator[dict[int, Partitio
     brokers: set[int] = set()
     for number in sorted(states):
         named = {entry.broker_id for entry in states[number].in_sync}
-        if chunk and (len(chunk) == MAX_TXN_OPERATIONS or len(brokers | named) > MAX_TXN_OPERATIONS - 2):
+        if chunk and (len(chunk) == MAX_TXN_OPERATIONS or len(brokers | named) >= MAX_COMPARES):
             yield chunk
             chunk, brokers = {}, set()
         chunk[number] = states[number]

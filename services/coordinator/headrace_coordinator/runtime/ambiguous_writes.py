@@ -22,7 +22,6 @@ from headrace.wire.errors import (
     Outcome,
     TimedOutError,
 )
-from headrace_server.clock import Clock
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
@@ -65,11 +64,10 @@ class AmbiguousWriteResolver:
     """Reads and retried writes of etcd, with at most `max_inflight` transactions at once."""
 
     def __init__(
-        self, metastore: Metastore, keyspace: Keyspace, clock: Clock, metrics: CoordinatorMetrics, *, max_inflight: int
+        self, metastore: Metastore, keyspace: Keyspace, metrics: CoordinatorMetrics, *, max_inflight: int
     ) -> None:
         self._metastore = metastore
         self._keyspace = keyspace
-        self._clock = clock
         self._metrics = metrics
         self._permits = asyncio.Semaphore(max_inflight)
 
@@ -127,7 +125,7 @@ class AmbiguousWriteResolver:
     ) -> T | None:
         try:
             if tracker.is_fence_due:
-                await self._fence(tracker, what)
+                await self._fence(tracker)
             return await attempt(tracker)
         except MetastoreRolledBackError:
             raise
@@ -147,13 +145,13 @@ class AmbiguousWriteResolver:
                 error.outcome = Outcome.UNKNOWN
             raise
 
-    async def _fence(self, tracker: WriteTracker, what: str) -> None:
+    async def _fence(self, tracker: WriteTracker) -> None:
         """Put the fence of the writes so far, and give later ones another; raises as the metastore."""
         key = self._keyspace.write_fence(tracker.fence_id)
-        fence = metadata_pb2.WriteFence(what=what, since_ms=self._clock.now_ms())
-        lease = await self._metastore.grant_lease(FENCE_MS)
-        put = Put(key, fence.SerializeToString(), lease.lease_id)
-        await self._metastore.txn((VersionIs(key, 0),), (put,))  # Otherwise it is there: an earlier try was applied.
+        async with self._permits:
+            lease = await self._metastore.grant_lease(FENCE_MS)
+            put = Put(key, metadata_pb2.WriteFence().SerializeToString(), lease.lease_id)
+            await self._metastore.txn((VersionIs(key, 0),), (put,))  # If it is there, an earlier try was applied.
         tracker.fence_id, tracker.is_fence_due = secrets.token_bytes(16), False
 
     async def _answered(self, read: Awaitable[T], deadline: float) -> T:
