@@ -411,12 +411,12 @@ class Cluster:
             self._scrub()
             self._await_quiet()
         self._await_caches()
-        if not self.plan.is_table and self.topic.name == TOPIC:
-            self._store_more()
-        elif self.plan.is_table and self.topic.name == TOPIC:
+        if self.topic.name != TOPIC:
+            self._await_quiet()
+        elif self.plan.is_table:
             self._change_more()
         else:
-            self._await_quiet()
+            self._store_more()
         self.checks.check_all(is_last=True)
         self.administration.judge()
         self._judge_lookups()

@@ -16,7 +16,6 @@ from headrace.log import CorruptLogError, DataDirectory, LogSettings, PartitionL
 from headrace.log.directory import LogId
 from headrace.wire.batch import iter_batches
 from headrace.wire.batch_runs import BatchRun
-from headrace.wire.columns import decode_batch
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
 from headrace_broker.core.leadership import Leadership
@@ -38,6 +37,7 @@ from headrace_broker.core.roles import Role
 from headrace_server.clock_watch import INTERVAL_SECONDS, LIMIT_MS, ClockWatch
 
 from tests.simulation.exercise import FLUSHED_BY_POLICY
+from tests.simulation.log_batches import decoded_batches
 from tests.simulation.world import EPOCH_MS, SimulationError
 
 if TYPE_CHECKING:
@@ -138,15 +138,8 @@ class Host:
 
     def offsets_below(self, end: int) -> list[int]:
         """The offsets of the records from the log start to `end` that compaction has left."""
-        found: list[int] = []
-        offset = int(self.log.log_start_offset)
         with self.broker.node.sound_disk():
-            while offset < end:
-                with self.log.reader.read(offset, 1 << 20, end) as part:
-                    for _, batch in iter_batches(part.read()):
-                        found += decode_batch(bytes(batch), max_payload_bytes=1 << 20).offsets()
-                    offset = part.end_offset
-        return found
+            return [offset for columns in decoded_batches(self.log, end) for offset in columns.offsets()]
 
     def _tell(self, check: Any, *args: Any, **named: Any) -> None:
         """What is broken ends the run once the event is over: shipped code handles errors, and must not this one."""

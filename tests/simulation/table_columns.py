@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from headrace.log import PartitionLog
 from headrace.partition.table_state import changes_of
-from headrace.wire.batch import iter_batches
-from headrace.wire.columns import decode_batch
+
+from tests.simulation.log_batches import decoded_batches
 
 
 class NewestRecord(NamedTuple):
@@ -31,16 +31,11 @@ class TableReplica(NamedTuple):
 def read_replica(log: PartitionLog, end_offset: int) -> TableReplica:
     """Return all records of a log below an offset."""
     found = TableReplica({}, {})
-    offset = int(log.log_start_offset)
-    while offset < end_offset:
-        with log.reader.read(offset, 1 << 20, end_offset) as part:
-            for _, batch in iter_batches(part.read()):
-                columns = decode_batch(bytes(batch), max_payload_bytes=1 << 20)
-                values = dict(zip(columns.offsets(), columns.values(), strict=True))
-                for key, at, is_deletion, expires_ms in changes_of(columns):
-                    found.newest[key] = NewestRecord(at, is_deletion or expires_ms > 0)
-                    found.records[at] = key, values[at], expires_ms
-            offset = part.end_offset
+    for columns in decoded_batches(log, end_offset):
+        values = dict(zip(columns.offsets(), columns.values(), strict=True))
+        for key, at, is_deletion, expires_ms in changes_of(columns):
+            found.newest[key] = NewestRecord(at, is_deletion or expires_ms > 0)
+            found.records[at] = key, values[at], expires_ms
     return found
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from headrace.log import PartitionLog
 from headrace.partition.table_state import changes_of
-from headrace.wire.batch import iter_batches
-from headrace.wire.columns import decode_batch
+
+from tests.simulation.log_batches import decoded_batches
 
 
 class TimeLookup(NamedTuple):
@@ -29,22 +29,16 @@ def record_times(log: PartitionLog, end_offset: int, *, compacts: bool = False) 
     found: list[tuple[int, int]] = []
     newest: dict[bytes, int] = {}
     removable: set[int] = set()
-    offset = int(log.log_start_offset)
-    while offset < end_offset:
-        with log.reader.read(offset, 1 << 20, end_offset) as part:
-            for _, view in iter_batches(part.read()):
-                columns = decode_batch(bytes(view), max_payload_bytes=1 << 20)
-                found += zip(columns.offsets(), columns.timestamps(), strict=True)
-                if compacts:
-                    removable |= {
-                        each.offset for each in changes_of(columns) if each.is_deletion or each.expires_ms > 0
-                    }
-                    for key, at in zip(columns.keys(), columns.offsets(), strict=True):
-                        if key in newest:
-                            removable.add(newest[key])
-                        if key is not None:
-                            newest[key] = at
-            offset = part.end_offset
+    for columns in decoded_batches(log, end_offset):
+        found += zip(columns.offsets(), columns.timestamps(), strict=True)
+        if not compacts:
+            continue
+        removable |= {each.offset for each in changes_of(columns) if each.is_deletion or each.expires_ms > 0}
+        for key, at in zip(columns.keys(), columns.offsets(), strict=True):
+            if key in newest:
+                removable.add(newest[key])
+            if key is not None:
+                newest[key] = at
     return [each for each in found if each[0] not in removable]
 
 
