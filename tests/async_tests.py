@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextlib import AsyncExitStack, _AsyncGeneratorContextManager
+from types import TracebackType
 
 import pytest
 
@@ -25,7 +26,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     async def run() -> None:
         async with asyncio.timeout(seconds), AsyncExitStack() as stack:
-            stack.push_async_callback(_no_task_is_left)
+            stack.push_async_exit(_no_task_is_left)
             for name, value in given.items():
                 if isinstance(value, _AsyncGeneratorContextManager):
                     given[name] = await stack.enter_async_context(value)
@@ -35,10 +36,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-async def _no_task_is_left() -> None:
+async def _no_task_is_left(
+    kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+) -> None:
+    """Wait for the tasks that are left; those of a test that failed do not hide why it did."""
     left = [
         task for task in asyncio.all_tasks() if task is not asyncio.current_task() and "site-packages" not in repr(task)
     ]
-    if left:
+    if left and error is None:
         await asyncio.wait(left, timeout=WAIT_SECONDS / 4)
-    assert not [task for task in left if not task.done()]
+        assert not [task for task in left if not task.done()]

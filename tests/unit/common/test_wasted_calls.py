@@ -29,6 +29,8 @@ PER_SECOND = 5
 """Calls that a caller may waste here; and as many at once as in ten seconds."""
 
 ALL_PER_SECOND = 100
+LONG_SECONDS = 10.0
+"""For an answer that must come, however busy the machine is."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what diverts connections is Linux's")
 
@@ -182,16 +184,17 @@ async def test_of_many_callers_some_are_accepted_and_all_that_were_served():
     diversion = Diversion(port)
     await asyncio.to_thread(diversion.keep_out, Filter((WASTER,), ("127.0.0.1", NEIGHBOUR), 100))
 
-    def count_accepted(host, sources):
-        return sum(is_served(f"{host}:{port}", source, 0.05) for source in sources)
+    def count_accepted(host, sources, seconds=0.05):
+        return sum(is_served(f"{host}:{port}", source, seconds) for source in sources)
 
     try:
-        assert await asyncio.to_thread(count_accepted, "127.0.0.1", ["127.0.0.1", NEIGHBOUR] * 10) == 20
+        served = ["127.0.0.1", NEIGHBOUR] * 10
+        assert await asyncio.to_thread(count_accepted, "127.0.0.1", served, LONG_SECONDS) == 20
         assert await asyncio.to_thread(count_accepted, "127.0.0.1", [f"127.0.1.{at}" for at in range(1, 31)]) < 10
         assert await asyncio.to_thread(count_accepted, "::1", ["::1"] * 30) < 10
         assert await asyncio.to_thread(count_accepted, "127.0.0.1", [WASTER] * 3) == 0
         await asyncio.to_thread(diversion.keep_out, Filter(served=("::/64",), one_of=100))
-        assert await asyncio.to_thread(count_accepted, "::1", ["::1"] * 10) == 10
+        assert await asyncio.to_thread(count_accepted, "::1", ["::1"] * 10, LONG_SECONDS) == 10
     finally:
         diversion.close()
         await server.stop(0)
@@ -217,7 +220,8 @@ async def test_callers_that_together_waste_too_many_calls_open_few_connections(s
         assert sum(found) < len(new)
         served.wasted.note_served("127.0.0.1")
         await until(is_served, served.address, "127.0.0.1")
-        assert all([await asyncio.to_thread(is_served, served.address, "127.0.0.1") for _ in new])
+        for _ in new:
+            assert await asyncio.to_thread(is_served, served.address, "127.0.0.1", LONG_SECONDS)
         assert await asyncio.to_thread(silent.wait_until_read)
         wasting.cancel()
         await asyncio.wait([wasting])
