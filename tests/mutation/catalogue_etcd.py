@@ -47,13 +47,21 @@ ETCD = (
         "write-in-doubt-not-fenced",
         "C2",
         "AmbiguousWriteResolver._attempt_once",
-        never("tracker.is_fence_due"),
+        never("tracker.pending"),
         "The first attempt of a creation arrives after a deletion, and the topic is there again.",
         Test(
             "tests/unit/coordinator/test_topic_store.py::"
             "test_a_creation_that_arrives_late_does_not_bring_the_topic_back",
             "A simulation of 1,200 seeds met it once.",
         ),
+    ),
+    Mutant(
+        "repeated-call-not-fenced",
+        "C2",
+        "AmbiguousWriteResolver._call_fences",
+        always("served is None"),
+        "A coordinator that was paused applies a call that was confirmed elsewhere, over a later change.",
+        Simulation(60, changes=BUSY_ADMINISTRATORS),
     ),
     Mutant(
         "settings-over-any-version",

@@ -242,7 +242,7 @@ TABLES = (
         "doubt-of-an-earlier-try-forgotten",
         "H52",
         "Tries.failed",
-        never("self._has_effect and error.outcome == Outcome.UNKNOWN"),
+        never("self.has_effect and error.outcome == Outcome.UNKNOWN"),
         "A write that may have been applied is told as not applied.",
         Test(
             "tests/unit/client/table/test_table_operations.py::"

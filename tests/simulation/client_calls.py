@@ -31,7 +31,7 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 
 from tests.simulation.promises import Exchange, PromiseChecks
-from tests.simulation.transport import Transport
+from tests.simulation.transport import Metadata, Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, World
 
@@ -106,9 +106,9 @@ class ClientChannel:
     ) -> Callable[..., asyncio.Future[Any]]:
         """See gRPC."""
 
-        def call(request: Any, *, timeout: float, metadata: Any = None) -> asyncio.Future[Any]:
+        def call(request: Any, *, timeout: float, metadata: Metadata = ()) -> asyncio.Future[Any]:
             data = request if request_serializer is None else request_serializer(request)
-            return _Call(self._loop, self._address, method, data, timeout, response_deserializer).future
+            return _Call(self._loop, self._address, method, data, timeout, response_deserializer, metadata).future
 
         return call
 
@@ -132,6 +132,7 @@ class _Call:
         data: bytes,
         seconds: float,
         deserialize: Callable[[bytes], Any],
+        metadata: Metadata,
     ) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
         self._loop = loop
@@ -148,7 +149,7 @@ class _Call:
             )
             return
         self._transport.under_way[self] = None
-        ask = partial(server.call, method, data, seconds, self._answered)
+        ask = partial(server.call, method, data, seconds, self._answered, metadata)
         network = self._transport.network
         send = network.send_produce if method.endswith("/Produce") else partial(network.send, once=True)
         send(loop.process.name, server.process, self._exchange.what, ask)

@@ -35,6 +35,7 @@ WINDOW_BYTES = (1, 600, 2_500)
 CUT_RATE = 0.1
 """How often what is written arrives in two pieces."""
 Reply = Callable[["bytes | grpc.aio.AioRpcError"], object]
+Metadata = tuple[tuple[str, str], ...]
 
 
 class _Aborted(Exception):
@@ -48,8 +49,9 @@ class _Aborted(Exception):
 class _Context:
     """What a servicer asks of gRPC."""
 
-    def __init__(self, loop: VirtualLoop, seconds: float | None) -> None:
+    def __init__(self, loop: VirtualLoop, seconds: float | None, metadata: Metadata = ()) -> None:
         self._loop = loop
+        self._metadata = metadata
         self._ends = None if seconds is None else loop.time() + seconds
         self.callbacks: list[Callable[[Any], object]] = []
 
@@ -61,9 +63,9 @@ class _Context:
         """Call it when the call is over."""
         self.callbacks.append(callback)
 
-    def invocation_metadata(self) -> tuple[()]:
-        """None."""
-        return ()
+    def invocation_metadata(self) -> Metadata:
+        """What the caller has sent with the call."""
+        return self._metadata
 
     def auth_context(self) -> dict[str, Any]:
         """None."""
@@ -138,12 +140,12 @@ class Server:
         task.add_done_callback(self._calls.pop)
         return task
 
-    def call(self, method: str, request: bytes, seconds: float, reply: Reply) -> None:
+    def call(self, method: str, request: bytes, seconds: float, reply: Reply, metadata: Metadata = ()) -> None:
         """Answer a unary call, in the present event where nothing has to be waited for."""
-        self.loop.run(lambda: self._spawn(self._answer(method, request, seconds, reply)))
+        self.loop.run(lambda: self._spawn(self._answer(method, request, seconds, reply, metadata)))
 
-    async def _answer(self, method: str, request: bytes, seconds: float, reply: Reply) -> None:
-        handler, context = self._method(method), _Context(self.loop, seconds)
+    async def _answer(self, method: str, request: bytes, seconds: float, reply: Reply, metadata: Metadata) -> None:
+        handler, context = self._method(method), _Context(self.loop, seconds, metadata)
         if handler is None:
             none = grpc.aio.Metadata()
             reply(grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, none, none, details="Method not found!"))

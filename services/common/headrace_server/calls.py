@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import structlog
+from headrace.wire.call_tries import CALL_TRY_KEY, CallTry
 from headrace.wire.errors import (
     GRPC_STATUS,
     REQUEST_ID_KEY,
@@ -52,6 +53,15 @@ def request_id_of(context: Any) -> str:
         if key == REQUEST_ID_KEY and isinstance(value, str) and len(value) <= MAX_REQUEST_ID_CHARACTERS:
             return value if value.isprintable() else ""
     return ""
+
+
+def current_try() -> CallTry | None:
+    """Return which try of its call the running task serves; `None` without a call, or if the caller named none."""
+    context = CURRENT_CALL.get()
+    for key, value in (context.invocation_metadata() or ()) if context is not None else ():
+        if key == CALL_TRY_KEY and isinstance(value, str):
+            return CallTry.parse(value)
+    return None
 
 
 def user() -> str:

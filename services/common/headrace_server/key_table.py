@@ -401,9 +401,9 @@ KEY_TABLE: tuple[KeyFamily, ...] = (
     KeyFamily(
         WriteFenceKey,
         "/headrace/{cluster}/write_fences/{fence_id}",
-        "coordinators, before they repeat a write that got no answer",
+        "coordinators, before they repeat a write or a call that got no answer",
         metadata_pb2.WriteFence,
-        "a lease of a minute",
+        "a lease of ten minutes",
         "The write compares that there is no such key, so that it is not applied any more. No process watches the key.",
     ),
     KeyFamily(

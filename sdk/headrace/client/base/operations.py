@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.client.base.request_ids import request_id_scope
+from headrace.wire.call_tries import CallTry
 
 Result = TypeVar("Result")
 
@@ -34,6 +35,8 @@ class Call(NamedTuple):
     """In seconds."""
     begun: Callable[[Any], None] | None = None
     """Called at most once, over the native protocol only: with a large response before its batches have arrived."""
+    call_try: CallTry | None = None
+    """Over gRPC only: the try of a call that is repeated elsewhere if there is no response."""
 
 
 class StartCall(NamedTuple):

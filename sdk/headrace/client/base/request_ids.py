@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextvars import Context, ContextVar, copy_context
 
 from headrace.client.base.open_telemetry import ambient_traceparent
+from headrace.wire.call_tries import CALL_TRY_KEY, CallTry
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError
 from headrace.wire.trace_context import TRACEPARENT, traced_request_id, traceparent_of
 
@@ -113,6 +114,7 @@ def operation_request_id(*, is_traced: bool = False) -> str:
     return found.request_id
 
 
-def operation_metadata(token: str = "", *, is_traced: bool = False) -> Metadata:
+def operation_metadata(token: str = "", *, is_traced: bool = False, call_try: CallTry | None = None) -> Metadata:
     """Return the metadata of a call of the current operation; see `metadata_of` and `operation_request_id`."""
-    return metadata_of(operation_request_id(is_traced=is_traced), token)
+    metadata = metadata_of(operation_request_id(is_traced=is_traced), token)
+    return metadata if call_try is None else (*metadata, (CALL_TRY_KEY, str(call_try)))

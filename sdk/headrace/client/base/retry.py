@@ -73,10 +73,11 @@ class Tries:
     A call without an effect, by its method's name, is never in doubt.
     """
 
-    __slots__ = ("_has_effect", "_in_doubt")
+    __slots__ = ("_in_doubt", "has_effect")
 
     def __init__(self, method: str) -> None:
-        self._has_effect = not method.startswith(_WITHOUT_EFFECT)
+        self.has_effect = not method.startswith(_WITHOUT_EFFECT)
+        """Whether the method may change something."""
         self._in_doubt = False
 
     @property
@@ -86,11 +87,11 @@ class Tries:
 
     def failed(self, error: HeadraceError) -> None:
         """Note the error of a try."""
-        self._in_doubt = self._in_doubt or (self._has_effect and error.outcome == Outcome.UNKNOWN)
+        self._in_doubt = self._in_doubt or (self.has_effect and error.outcome == Outcome.UNKNOWN)
 
     def applied_in_part(self) -> None:
         """Note that a part of the call was applied."""
-        self._in_doubt = self._has_effect
+        self._in_doubt = self.has_effect
 
     def final(self, error: HeadraceError) -> HeadraceError:
         """Return the error of the call, with the outcome of all its tries."""

@@ -23,6 +23,7 @@ from headrace.client.base.retry import Tries
 from headrace.client.net.group_routing import coordinators_for
 from headrace.client.net.topic_versions import OLDEST, TopicVersions, version_of
 from headrace.v1 import cluster_pb2, errors_pb2, handshake_pb2
+from headrace.wire.call_tries import CallTry
 from headrace.wire.errors import (
     ConflictError,
     HeadraceError,
@@ -186,14 +187,19 @@ class BootstrapClient:
             yield from self.metadata(cluster_pb2.GetMetadataRequest(brokers_only=True), timeout)
         request.client_id = self._config.client_id
         called = service if group_id is None else "groups"
+        tries = Tries(method)
+        call_try = CallTry.first() if repeatable and tries.has_effect and group_id is None else None
 
         def ask(address: str, left: float) -> Operation[Any]:
-            return (yield Call(address, called, method, request, left))
+            nonlocal call_try
+            if call_try is not None and tries.in_doubt:
+                call_try = call_try.next()
+            return (yield Call(address, called, method, request, left, call_try=call_try))
 
         brokers = set(self._brokers)
         first = self._coordinators if group_id is None else coordinators_for(group_id, self._coordinators)
         known = [*first, *(address for address in self._config.addresses if address not in brokers)]
-        return (yield from self._first(dict.fromkeys(known), ask, timeout, Tries(method), repeatable))
+        return (yield from self._first(dict.fromkeys(known), ask, timeout, tries, repeatable))
 
     def _metadata_at(self, address: str, request: cluster_pb2.GetMetadataRequest, timeout: float) -> Operation[Any]:
         known = self._kinds.get(address)

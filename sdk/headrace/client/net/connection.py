@@ -247,7 +247,7 @@ class Connections:
                 return answer
         method = getattr(getattr(self.endpoint(call.address), call.service), call.method)
         try:
-            metadata = operation_metadata(token, is_traced=self._is_traced)
+            metadata = operation_metadata(token, is_traced=self._is_traced, call_try=call.call_try)
             answer = method(call.request, timeout=call.timeout, metadata=metadata)
         except ValueError as error:  # grpc raises it for a channel that was closed in the meantime
             raise ClosedError(self._what) from error

@@ -177,7 +177,7 @@ class AsyncConnections:
             if is_answered:
                 return answer
         stub = getattr(self.endpoint(call.address), call.service)
-        metadata = operation_metadata(token, is_traced=self._is_traced)
+        metadata = operation_metadata(token, is_traced=self._is_traced, call_try=call.call_try)
         started = getattr(stub, call.method)(call.request, timeout=call.timeout, metadata=metadata)
         if isinstance(started, grpc.aio.UnaryStreamCall):
             return started

@@ -34,8 +34,8 @@ from headrace_server.metastore.api import (
 )
 from headrace_server.partition_state import PartitionState, encode
 
-MAX_COMPARES = MAX_TXN_OPERATIONS - 1
-"""Of a write, whose fence takes one more (`ambiguous_writes`)."""
+MAX_COMPARES = MAX_TXN_OPERATIONS - 2
+"""Of a write, whose fences take two more (`ambiguous_writes`)."""
 
 
 @dataclass(frozen=True, slots=True)

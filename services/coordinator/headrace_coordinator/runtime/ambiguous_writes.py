@@ -4,15 +4,19 @@ Any coordinator may write for clients and administrators; compares resolve every
 or may not be applied, or may be applied seconds later. It is fenced first: each write compares that there is no key of
 its attempt under `write_fences/`, and that key is put. Then it is applied or never will be, and is sent again with the
 same compares until one attempt gets a response (PROTOCOL C2, C3). Without the fence a creation that arrived late would
-bring back what was deleted meanwhile. Used by the stores of topics, partitions, brokers, identity and schemas; belongs
-to the event loop. Deadlines are in loop time, seconds.
+bring back what was deleted meanwhile. In the same way a call that its client repeats here is fenced at the coordinator
+that did not answer it (`headrace.wire.call_tries`): each write compares a key of the call's try, too.
+
+Used by the stores of topics, partitions, brokers, identity and schemas; belongs to the event loop. Deadlines are in
+loop time, seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import structlog
@@ -22,6 +26,7 @@ from headrace.wire.errors import (
     Outcome,
     TimedOutError,
 )
+from headrace_server.calls import current_try, user
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.api import (
@@ -41,23 +46,25 @@ from headrace_coordinator.metrics import CoordinatorMetrics
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.1
-FENCE_MS = 60_000
-"""Life of a fence: far longer than etcd and the network can hold a write back."""
+FENCE_MS = 600_000
+"""Life of a fence: far longer than etcd and the network can hold a write back, or a coordinator is paused."""
 T = TypeVar("T")
 
 
 class WriteTracker:
     """Outcome of the writes of one call so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_fences: Sequence[str]) -> None:
+        """`call_fences`: fences of the call's tries up to this one; none if its caller does not name them."""
+        self.fences_due = list(call_fences[:-1])
+        """Fences to put before the next attempt."""
+        self.call_fence = call_fences[-1] if call_fences else ""
         self.pending = False
         """A write was sent and has no response yet."""
         self.unanswered: MetastoreUnavailableError | None = None
         """Error of an earlier write without a response."""
         self.fence_id = secrets.token_bytes(16)
         """Of all writes that are sent from now on."""
-        self.is_fence_due = False
-        """A write with this fence has no response."""
 
 
 class AmbiguousWriteResolver:
@@ -87,8 +94,9 @@ class AmbiguousWriteResolver:
         """Send one transaction once, as part of an attempt."""
         async with self._permits:
             tracker.pending = True
-            no_fence = VersionIs(self._keyspace.write_fence(tracker.fence_id), 0)
-            result = await self._metastore.txn((*write.compares, no_fence), write.success, write.failure)
+            fences = [self._keyspace.write_fence(tracker.fence_id), *filter(None, [tracker.call_fence])]
+            no_fence = [VersionIs(key, 0) for key in fences]
+            result = await self._metastore.txn((*write.compares, *no_fence), write.success, write.failure)
             tracker.pending = False
             return result
 
@@ -99,9 +107,10 @@ class AmbiguousWriteResolver:
 
         Raises:
             MetastoreUnavailableError: If there is no response in time; has the outcome.
-            TimedOutError: If no attempt succeeds in time; nothing was applied.
+            TimedOutError: If no attempt succeeds in time, or the caller has repeated its call elsewhere; nothing was
+                applied.
         """
-        tracker = WriteTracker()
+        tracker = WriteTracker(self._call_fences())
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
@@ -124,17 +133,20 @@ class AmbiguousWriteResolver:
         self, attempt: Callable[[WriteTracker], Awaitable[T | None]], tracker: WriteTracker, what: str
     ) -> T | None:
         try:
-            if tracker.is_fence_due:
-                await self._fence(tracker)
-            return await attempt(tracker)
+            await self._fence(tracker)
+            settled = await attempt(tracker)
+            if settled is None and tracker.call_fence:
+                await self._check_not_repeated(tracker.call_fence, what)
+            return settled
         except MetastoreRolledBackError:
             raise
         except MetastoreUnknownOutcomeError as error:
             self._metrics.ambiguous_writes.inc()
             log.warning("write_unanswered", what=what, cause=error.message)
             tracker.unanswered = error
-            tracker.is_fence_due |= tracker.pending
-            tracker.pending = False
+            if tracker.pending:
+                tracker.fences_due.append(self._keyspace.write_fence(tracker.fence_id))
+                tracker.fence_id, tracker.pending = secrets.token_bytes(16), False
             return None
         except MetastoreUnavailableError:
             if tracker.unanswered is None:
@@ -145,14 +157,37 @@ class AmbiguousWriteResolver:
                 error.outcome = Outcome.UNKNOWN
             raise
 
+    def _call_fences(self) -> list[str]:
+        """Return the keys by which the tries of the current call are fenced, up to the one that is served here.
+
+        They depend on the user, so that none can fence the calls of others.
+        """
+        served = current_try()
+        if served is None:
+            return []
+        names = (f"{user()}/{served._replace(number=number)}" for number in range(served.number + 1))
+        return [self._keyspace.write_fence(hashlib.sha256(name.encode()).digest()[:16]) for name in names]
+
     async def _fence(self, tracker: WriteTracker) -> None:
-        """Put the fence of the writes so far, and give later ones another; raises as the metastore."""
-        key = self._keyspace.write_fence(tracker.fence_id)
-        async with self._permits:
-            lease = await self._metastore.grant_lease(FENCE_MS)
-            put = Put(key, metadata_pb2.WriteFence().SerializeToString(), lease.lease_id)
-            await self._metastore.txn((VersionIs(key, 0),), (put,))  # If it is there, an earlier try was applied.
-        tracker.fence_id, tracker.is_fence_due = secrets.token_bytes(16), False
+        """Put the fences that are due; raises as the metastore."""
+        while tracker.fences_due:
+            key = tracker.fences_due[-1]
+            async with self._permits:
+                lease = await self._metastore.grant_lease(FENCE_MS)
+                put = Put(key, metadata_pb2.WriteFence().SerializeToString(), lease.lease_id)
+                await self._metastore.txn((VersionIs(key, 0),), (put,))  # If it is there, an earlier try was applied.
+            tracker.fences_due.pop()
+
+    async def _check_not_repeated(self, call_fence: str, what: str) -> None:
+        """Check that this try of the call may still write.
+
+        Raises:
+            TimedOutError: If a later try is served elsewhere.
+        """
+        if (await self._metastore.get(call_fence)).key_value is not None:
+            raise TimedOutError(
+                f"{what}: the caller has repeated this call at another coordinator", outcome=Outcome.NOT_APPLIED
+            )
 
     async def _answered(self, read: Awaitable[T], deadline: float) -> T:
         """Wait for a read, whose failure means that nothing was written."""

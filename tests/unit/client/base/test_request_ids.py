@@ -8,6 +8,7 @@ import grpc
 import pytest
 from headrace.client.base.operations import aexecute, aexecute_loop, execute
 from headrace.client.base.request_ids import metadata_of, new_request_id, operation_metadata, request_id_scope
+from headrace.wire.call_tries import CALL_TRY_KEY, CallTry
 from headrace.wire.errors import REQUEST_ID_KEY, HeadraceError, InvalidTopicNameError
 
 
@@ -34,6 +35,11 @@ def test_all_calls_of_an_operation_have_one_name_and_the_next_has_another():
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] != second[0]
     assert len(set(asyncio.run(aexecute_loop(names(3), arun_step)))) == 3
+
+
+def test_a_call_that_may_be_repeated_names_its_try():
+    call_try = CallTry.first()
+    assert operation_metadata("token", call_try=call_try)[2:] == ((CALL_TRY_KEY, str(call_try)),)
 
 
 def test_an_operation_within_another_is_a_part_of_it():

@@ -42,12 +42,14 @@ class Servers:
     def __init__(self, monkeypatch, **answers):
         self.answers = {f"{name}:1": answer for name, answer in answers.items()}
         self.asked = []
+        self.tries = []
         self.now = 0.0
         monkeypatch.setattr(bootstrap_client.time, "monotonic", lambda: self.now)
         self.calls = BootstrapClient(ClientConfig(bootstrap_servers=tuple(self.answers)))
 
     def run_step(self, step):
         self.asked.append((step.address, round(step.timeout, 3)))
+        self.tries.append(step.call_try)
         answer = self.answers[step.address]
         if answer is SILENT:
             self.now += step.timeout
@@ -134,6 +136,28 @@ def test_errors_in_a_response_have_the_outcome_of_all_tries(monkeypatch, first, 
     answer = execute(calling, servers.run_step)
     assert from_detail(answer.partitions[0].error).outcome == outcome
     assert not answer.partitions[1].HasField("error")
+
+
+@pytest.mark.parametrize(("first", "number"), [(SILENT, 1), (REFUSED, 0)])
+def test_a_repeated_call_names_itself_and_the_tries_that_may_have_been_applied(monkeypatch, first, number):
+    """A coordinator that was never reached needs no fence; nor does a call that changes nothing."""
+    metadata = cluster_pb2.GetMetadataResponse(coordinators=["a:1", "b:1"])
+    servers = Servers(monkeypatch, m=metadata, a=first, b=cluster_pb2.AlterConfigsResponse())
+    servers.calls = BootstrapClient(ClientConfig(bootstrap_servers=("m:1",)))
+    for method in ("AlterConfigs", "AlterConfigs", "DescribeConfigs"):
+        servers.tries.clear()
+        execute(servers.calls.coordinator(method, cluster_pb2.AlterConfigsRequest(), 12.0), servers.run_step)
+        if method == "DescribeConfigs":
+            assert servers.tries[-2:] == [None, None]
+            continue
+        before, after = servers.tries[-2:]
+        assert (before.number, after.number) == (0, number)
+        assert before.call_id == after.call_id
+    servers.tries.clear()
+    request = cluster_pb2.CreateTopicsRequest()
+    servers.answers["a:1"] = cluster_pb2.CreateTopicsResponse()
+    execute(servers.calls.coordinator("CreateTopics", request, 12.0, repeatable=False), servers.run_step)
+    assert servers.tries == [None]
 
 
 def test_what_never_left_was_not_applied_and_what_a_server_cancelled_may_go_again():
