@@ -62,6 +62,7 @@ WORDING = (
     ("async with ", "with "),
     ("async for ", "for "),
     ("await ", ""),
+    ("contextlib.aclosing", "contextlib.closing"),
     ("One task", "One thread"),
     ("the task", "the thread"),
     ("other task", "other thread"),

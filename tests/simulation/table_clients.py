@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from headrace import aio
 from headrace.client.net.cluster_metadata import ClusterMetadata
@@ -199,8 +199,9 @@ class TableClient(Client):
 
     async def _watch(self, row: str, for_ms: int) -> None:
         """Read a row again after each change of it, for a while: the wait is cancelled."""
+        assert self._table is not None
         try:
-            async with asyncio.timeout(for_ms / 1000), aclosing(self._watched(row)) as changes:
+            async with asyncio.timeout(for_ms / 1000), aclosing(self._table.watch(row)) as changes:
                 while True:
                     await self._next_change(row, changes)
                     self.world.count("changes of rows that were watched")
@@ -214,7 +215,7 @@ class TableClient(Client):
         self._table = aio.Table(TOPIC, bootstrap_servers=self._servers, transport=self._transport, **CALLING)
         self.waits = True
         for row in ROWS:
-            async with aclosing(self._watched(row)) as changes:
+            async with aclosing(self._table.watch(row)) as changes:
                 await self._next_change(row, changes)
                 told = asyncio.ensure_future(self._next_change(row, changes))
                 await self._rest(self.period_ms)
@@ -235,10 +236,6 @@ class TableClient(Client):
                     self.cluster.promises.breaks("liveness", f"{self.name} was not told of {row} at {written}")
             self.world.count("watches when all was well")
         self.waits = False
-
-    def _watched(self, row: str) -> AsyncGenerator[Row | None, None]:
-        assert self._table is not None
-        return cast("AsyncGenerator[Row | None, None]", self._table.watch(row))
 
     async def _next_change(self, row: str, changes: AsyncIterator[Row | None]) -> int:
         begin, topic_id, own = self.cluster.next_order(), self._topic(), self._versions.get(row, ABSENT)

@@ -4,7 +4,7 @@
 The module is a list of methods and therefore longer than others.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -875,7 +875,7 @@ class Admin:
         """
         return self._run(self._identity.set_posture(posture, timeout))
 
-    def dump(self, prefix: str = "", *, timeout: float | None = None) -> Iterator[MetadataEntry]:
+    def dump(self, prefix: str = "", *, timeout: float | None = None) -> Generator[MetadataEntry, None]:
         """Yield every key of the cluster in etcd with its decoded value, for administrators."""
         stream = self._run(self._operations.dump(prefix, timeout))
         try:

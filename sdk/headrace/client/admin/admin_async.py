@@ -3,7 +3,7 @@
 The module is a list of methods and therefore longer than others.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -880,7 +880,7 @@ class AsyncAdmin:
         """
         return await self._run(self._identity.set_posture(posture, timeout))
 
-    async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncIterator[MetadataEntry]:
+    async def dump(self, prefix: str = "", *, timeout: float | None = None) -> AsyncGenerator[MetadataEntry, None]:
         """Yield every key of the cluster in etcd with its decoded value, for administrators."""
         stream = await self._run(self._operations.dump(prefix, timeout))
         try:

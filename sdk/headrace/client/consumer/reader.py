@@ -5,7 +5,7 @@ with headrace.Reader("clicks", start=timedelta(hours=-1), end="current") as read
     table = reader.to_arrow()
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from headrace.client.base.call_counts import CallStats
@@ -101,7 +101,7 @@ class Reader:
                 yield from decoded.records(offsets)
                 del decoded
 
-    def batches(self, timeout: float | None = None) -> Iterator[RecordBatch]:
+    def batches(self, timeout: float | None = None) -> Generator[RecordBatch, None]:
         """Yield the records in batches, one per fetch and partition, of at most `max_poll_bytes`.
 
         Raises:

@@ -4,7 +4,7 @@ async with headrace.aio.Reader("clicks", start=timedelta(hours=-1), end="current
     table = await reader.to_arrow()
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from headrace.client.base.acompat import ASYNC
@@ -103,7 +103,7 @@ class AsyncReader:
                     yield record
                 del decoded
 
-    async def batches(self, timeout: float | None = None) -> AsyncIterator[RecordBatch]:
+    async def batches(self, timeout: float | None = None) -> AsyncGenerator[RecordBatch, None]:
         """Yield the records in batches, one per fetch and partition, of at most `max_poll_bytes`.
 
         Raises:

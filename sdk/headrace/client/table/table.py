@@ -6,7 +6,7 @@ with headrace.Table("users") as users:
     row = users.get("u17")
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
@@ -160,7 +160,7 @@ class Table:
         page_rows: int = 500,
         consistency: str = "leader",
         timeout: float | None = None,
-    ) -> Iterator[Row]:
+    ) -> Generator[Row, None]:
         """Yield rows, partition after partition, in the order of their keys within each.
 
         Pages are read ahead: the next one of a partition, and the first ones of the partitions that follow. Each page
@@ -197,7 +197,7 @@ class Table:
         page_rows: int = 1_000,
         consistency: str = "leader",
         timeout: float | None = None,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None]:
         """Yield rows as batches (`pyarrow.RecordBatch`), a page each: the way to read a large table.
 
         The partitions take turns, and are read side by side; rows of one partition are in the order of their keys. A
@@ -292,12 +292,12 @@ class Table:
         numbers = self._calls.numbers(partitions, timeout)
         return self._calls.run_all([self._operations.count(number, consistency, deadline) for number in numbers])
 
-    def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> Iterator[Row | None]:
+    def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> Generator[Row | None, None]:
         """Yield a row as it is now, and again after each change of it; `None` while it does not exist.
 
         Of changes that follow each other quickly, only the last may be yielded. The end of a column by its time to live
         is noticed with the next write to the partition, and that the table was made anew, after some seconds. An
-        endless wait: leave the loop to stop.
+        endless wait: leave the loop and close the generator (`contextlib.closing`) to stop.
 
         Args:
             key: the row's key.
@@ -403,7 +403,7 @@ class Table:
         prefix: str | bytes | None = None,
         deleted: bool = False,
         timeout: float = PURGE_S,
-    ) -> Iterator[PurgedReplica]:
+    ) -> Generator[PurgedReplica, None]:
         """Delete rows, and remove what is left of them from the files of every replica, at once.
 
         Yields each replica once it has nothing of them any more, or with the problem why it has. Each compacts its log

@@ -5,7 +5,7 @@ async with headrace.aio.Table("users") as users:
     row = await users.get("u17")
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
@@ -159,7 +159,7 @@ class AsyncTable:
         page_rows: int = 500,
         consistency: str = "leader",
         timeout: float | None = None,
-    ) -> AsyncIterator[Row]:
+    ) -> AsyncGenerator[Row, None]:
         """Yield rows, partition after partition, in the order of their keys within each.
 
         Pages are read ahead: the next one of a partition, and the first ones of the partitions that follow. Each page
@@ -197,7 +197,7 @@ class AsyncTable:
         page_rows: int = 1_000,
         consistency: str = "leader",
         timeout: float | None = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Yield rows as batches (`pyarrow.RecordBatch`), a page each: the way to read a large table.
 
         The partitions take turns, and are read side by side; rows of one partition are in the order of their keys. A
@@ -292,12 +292,12 @@ class AsyncTable:
         numbers = await self._calls.numbers(partitions, timeout)
         return await self._calls.run_all([self._operations.count(number, consistency, deadline) for number in numbers])
 
-    async def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> AsyncIterator[Row | None]:
+    async def watch(self, key: str | bytes, columns: Sequence[str] | None = None) -> AsyncGenerator[Row | None, None]:
         """Yield a row as it is now, and again after each change of it; `None` while it does not exist.
 
         Of changes that follow each other quickly, only the last may be yielded. The end of a column by its time to live
         is noticed with the next write to the partition, and that the table was made anew, after some seconds. An
-        endless wait: leave the loop to stop.
+        endless wait: leave the loop and close the generator (`contextlib.aclosing`) to stop.
 
         Args:
             key: the row's key.
@@ -403,7 +403,7 @@ class AsyncTable:
         prefix: str | bytes | None = None,
         deleted: bool = False,
         timeout: float = PURGE_S,
-    ) -> AsyncIterator[PurgedReplica]:
+    ) -> AsyncGenerator[PurgedReplica, None]:
         """Delete rows, and remove what is left of them from the files of every replica, at once.
 
         Yields each replica once it has nothing of them any more, or with the problem why it has. Each compacts its log
