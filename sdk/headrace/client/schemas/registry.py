@@ -5,6 +5,7 @@ and known ones are available while the registry is not. With several URLs, the n
 """
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from headrace.client.base.credentials import credential_of, read_api_key
 from headrace.client.base.errors import ConfigError
 from headrace.client.net.security import ChannelSecurity
 from headrace.wire.addresses import is_loopback
+from headrace.wire.call_tries import CALL_TRY_KEY, CallTry
 from headrace.wire.errors import ErrorCode, HeadraceError, Outcome, TransportError
 
 MAX_SCHEMAS = 1_000
@@ -242,19 +244,22 @@ class SchemaRegistry:
             TransportError: If no URL can be reached.
         """
         failure: Exception | None = None
+        call_try = CallTry.first()
         for url in self._urls:
             try:
-                return self._send(url, method, path, body)
+                return self._send(url, method, path, body, call_try)
             except (OSError, HTTPException, ValueError) as error:
                 failure = error
+                if not isinstance(getattr(error, "reason", error), (ConnectionRefusedError, socket.gaierror)):
+                    call_try = call_try.next()  # It may have arrived.
         reason = getattr(failure, "reason", None) or failure
         raise TransportError(
             f"the schema registry at {', '.join(self._urls)} cannot be reached: {reason}",
             action="Check the URL, and that a coordinator with schema_registry_listen runs.",
         ) from failure
 
-    def _send(self, url: str, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE}
+    def _send(self, url: str, method: str, path: str, body: Mapping[str, Any] | None, call_try: CallTry) -> Any:
+        headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE, CALL_TRY_KEY: str(call_try)}
         if self._credential:
             headers["Authorization"] = f"Bearer {read_api_key(self._config)}"
         data = None if body is None else json.dumps(body).encode()

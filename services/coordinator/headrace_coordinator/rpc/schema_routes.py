@@ -12,7 +12,7 @@ import base64
 import binascii
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
@@ -28,8 +28,9 @@ from headrace.wire.errors import (
     TimedOutError,
     UnauthenticatedError,
 )
+from headrace_server.calls import CURRENT_CALL
 from headrace_server.http_listener import HttpRequest, HttpResponse
-from headrace_server.identity.gate import CANCELLED, Access, IdentityGate
+from headrace_server.identity.gate import CANCELLED, Access, IdentityGate, set_access
 from headrace_server.identity.quotas import Use
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.methods import KIB, MIB, Method
@@ -142,6 +143,17 @@ class Route:
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class _CallContext:
+    """The part of gRPC's context of a call that a request has: its headers."""
+
+    headers: Mapping[str, str]
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str]]:
+        """Return the headers, with names in lower case."""
+        return self.headers.items()
+
+
 class SchemaRoutes:
     """See the module; `handle` is the handler of the listener."""
 
@@ -173,8 +185,10 @@ class SchemaRoutes:
         self, route: Route, values: Mapping[str, str], query: Mapping[str, str], request: HttpRequest
     ) -> HttpResponse:
         started, access, error = time.perf_counter(), None, CANCELLED
+        CURRENT_CALL.set(_CallContext(request.headers))
         try:
             access = self._admit(route, request)
+            set_access(access)
             self._note_act(route, access, values, request)
             deadline = asyncio.get_running_loop().time() + self._timeout_seconds
             answer, error = await route.handler(RegistryCall(access, values, query, request.body, deadline)), ""

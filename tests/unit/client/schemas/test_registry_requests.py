@@ -1,6 +1,7 @@
 """Requests of a client of a schema registry, to a server that is none."""
 
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from headrace.client.schemas import registry as registry_module
 from headrace.client.schemas.registry import SchemaRegistry, SchemaRegistryError
+from headrace.wire.call_tries import CALL_TRY_KEY, CallTry
 
 
 @contextmanager
@@ -17,7 +19,7 @@ def serving(answer):
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append((self.path, self.headers.get("Authorization")))
+            asked.append((self.path, self.headers.get("Authorization"), self.headers[CALL_TRY_KEY]))
             status, headers, body = answer(self.path)
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
@@ -55,7 +57,7 @@ def test_a_redirect_is_not_followed(server):
     ) as raised:
         registry.request("GET", "/subjects")
     assert raised.value.status == 302
-    assert asked == [("/subjects", "Bearer hrk_id1_secret1")]
+    assert [each[:2] for each in asked] == [("/subjects", "Bearer hrk_id1_secret1")]
 
 
 @pytest.mark.parametrize(
@@ -131,3 +133,22 @@ def test_an_answer_that_is_too_large_is_said_to_be(monkeypatch):
             SchemaRegistry(url, bootstrap_servers="localhost:7181").request("GET", "/subjects")
         assert len(asked) == 1
     assert raised.value.status == 413
+
+
+def test_a_request_that_may_have_arrived_is_repeated_as_another_try():
+    """Its first server may still be at it; one that nothing listens at is not."""
+
+    def end(server):
+        server.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as closing, serving(lambda _: (200, {}, b"{}")) as (url, asked):
+        silent = f"http://127.0.0.1:{closing.getsockname()[1]}"
+        ends = threading.Thread(target=end, args=(closing,))
+        ends.start()
+        SchemaRegistry(f"{silent},{url}", bootstrap_servers="localhost:7181").request("GET", "/")
+        ends.join()
+    with socket.socket() as bound, serving(lambda _: (200, {}, b"{}")) as (url, asked_first):
+        bound.bind(("127.0.0.1", 0))
+        refusing = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        SchemaRegistry(f"{refusing},{url}", bootstrap_servers="localhost:7181").request("GET", "/")
+    assert [CallTry.parse(each[2]).number for each in (*asked, *asked_first)] == [1, 0]

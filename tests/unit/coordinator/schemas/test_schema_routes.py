@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from headrace.wire.call_tries import CallTry
 from headrace.wire.errors import ErrorCode, MetadataLimitError, Outcome, TimedOutError
 from headrace_coordinator.core.schemas.errors import no_subject
 from headrace_coordinator.metrics import CoordinatorMetrics
 from headrace_coordinator.rpc.schema_routes import ACT, RegistryCall, Route, SchemaRoutes
+from headrace_server.calls import current_try, user
 from headrace_server.http_listener import HttpRequest, HttpResponse
 from headrace_server.identity.api_keys import make_api_key
 from headrace_server.requests import PENALTY_SECONDS
@@ -53,6 +56,21 @@ async def test_an_act_is_in_the_audit_log_however_it_ends(raised: Exception | No
     (event,) = known.gate.audit_log.take(10)
     assert (event.kind, event.user, event.method, event.error) == ("act", "ada", "DeleteSubject", error)
     assert event.resources == ("schema:orders",)
+
+
+async def test_a_handler_knows_the_try_and_the_user_of_its_request() -> None:
+    """Each request of a connection has its own, or none."""
+    known, seen = Known(), []
+
+    async def handle(_: RegistryCall) -> Any:
+        seen.append((current_try(), user()))
+        return []
+
+    routes, request = routes_of(known, handle), request_by(known.user())
+    named = replace(request, headers={**request.headers, "headrace-try": "00112233aabbccdd-1"})
+    for each in (named, request):
+        await routes.handle(each)
+    assert seen == [(CallTry("00112233aabbccdd", 1), "ada"), (None, "ada")]
 
 
 async def test_an_act_whose_server_stops_is_in_the_audit_log() -> None:
