@@ -81,8 +81,9 @@ class Recovery:
 
     def _look(self) -> None:
         cluster = self._cluster
-        cluster.etcd.store.expire_leases()
-        if cluster.etcd.store.lease_ids():
+        store = cluster.etcd.store
+        store.expire_leases()
+        if any(found.lease_id for found in run_now(store.range(cluster.keyspace.prefix)).key_values):
             cluster.world.after(LOOK_MS, cluster.operator, "", self._look)
             return
         self._begin_generation()
