@@ -30,6 +30,7 @@ from headrace.log.directory import LogId
 from headrace.partition import producer_recovery
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.topic_configs import TopicConfig
+from headrace.wire import call_tries
 from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import MethodCode
 from headrace_broker import app
@@ -51,8 +52,8 @@ from headrace_broker.runtime import (
 from headrace_broker.runtime.membership import BrokerMembership
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.settings import BrokerSettings
+from headrace_coordinator.runtime import ambiguous_writes, topic_store
 from headrace_coordinator.runtime import session as coordinator_session
-from headrace_coordinator.runtime import topic_store
 from headrace_server.descriptors import DescriptorShares
 from headrace_server.event_loop_watchdog import LoopLagSampler
 from headrace_server.health import Health
@@ -448,6 +449,10 @@ def _to_trace(_logger: Any, method: str, event: dict[str, Any]) -> Any:
     raise structlog.DropEvent
 
 
+_DRAWN = SimpleNamespace(token_bytes=random.randbytes, token_hex=lambda size: random.randbytes(size).hex())
+"""Replaces `secrets`, by the seed."""
+
+
 @contextmanager
 def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
     """Let shipped modules keep leases on virtual loops, draw from the seed, and log into the trace.
@@ -458,7 +463,8 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
         stack.enter_context(clients_in_virtual_time())
         for module in (registration, coordinator_session):
             stack.enter_context(mock.patch.object(module, "LeaseKeeper", VirtualKeeper))
-        stack.enter_context(mock.patch.object(topic_store, "secrets", SimpleNamespace(token_bytes=random.randbytes)))
+        for module in (topic_store, ambiguous_writes, call_tries):
+            stack.enter_context(mock.patch.object(module, "secrets", _DRAWN))
         if small:
             stack.enter_context(mock.patch.object(restore_guard, "NOTE_SECONDS", 0.5))
             soon = partial(TopicConfig, file_delete_delay_ms=FILE_DELETE_DELAY_MS)
