@@ -98,9 +98,29 @@ def conformed(batch: Any, columns: Any) -> Any:
             try:
                 array = cast_exactly(array, field.type)
             except pa.ArrowInvalid as error:
-                raise LoadError(f"column {field.name}: {error}; load it into a table of another format") from None
+                where = f"column {field.name}{_place_of_misfit(batch, array, field.type)}"
+                is_beyond_all = pa.types.is_timestamp(array.type) and array.type.unit in ("s", "ms")
+                advice = "no table has such times" if is_beyond_all else "load it into a table of another format"
+                raise LoadError(f"{where}: {error}; {advice}") from None
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def _place_of_misfit(batch: Any, array: Any, kind: Any) -> str:
+    """Return partition and offset of the first value that does not fit, or nothing if the batch does not have them."""
+    if not {"_partition", "_offset"} <= set(batch.schema.names):
+        return ""
+    first, end = 0, len(array)
+    while end - first > 1:
+        middle = (first + end) // 2
+        try:
+            cast_exactly(array.slice(first, middle - first), kind)
+        except pa.ArrowInvalid:
+            end = middle
+        else:
+            first = middle
+    partition, offset = (batch.column(name)[first].as_py() for name in ("_partition", "_offset"))
+    return f", partition {partition}, offset {offset}"
 
 
 class Directories:

@@ -52,6 +52,15 @@ def test_an_error_names_the_column():
         conformed(pa.record_batch({"x": pa.array([0.5, 0.1])}), pa.schema([("x", pa.float32())]))
 
 
+@pytest.mark.parametrize("misfits", [[0], [6], [3, 5], [4]])
+def test_the_first_value_that_does_not_fit_is_named(misfits):
+    """By partition and offset, for the user to look at it."""
+    values = [1 << 60 if row in misfits else row for row in range(7)]
+    columns = {"at": pa.array(values, pa.timestamp("s")), "_partition": [3] * 7, "_offset": list(range(40, 47))}
+    with pytest.raises(LoadError, match=f"column at, partition 3, offset {40 + misfits[0]}: .*no table has"):
+        conformed(pa.record_batch(columns), pa.schema([("at", pa.timestamp("us"))]))
+
+
 def rows_of(**columns):
     return pa.record_batch(columns)
 
