@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 CALL_TRY_KEY = "headrace-try"
 """Metadata key; the value is the call's id of 16 hexadecimal digits, a hyphen, and the number of the try."""
-_PATTERN = re.compile(r"([0-9a-f]{16})-([0-9]{1,2})", re.ASCII)
+MAX_EARLIER_TRIES = 9
+"""So few fences does a call cost at most."""
+_PATTERN = re.compile(rf"([0-9a-f]{{16}})-([0-{MAX_EARLIER_TRIES}])", re.ASCII)
 
 
 class CallTry(NamedTuple):
@@ -23,7 +25,7 @@ class CallTry(NamedTuple):
 
     call_id: str
     number: int
-    """How many earlier tries may have been applied; coordinators ignore more than 99."""
+    """How many earlier tries may have been applied, at most `MAX_EARLIER_TRIES`."""
 
     @staticmethod
     def first() -> CallTry:
@@ -38,7 +40,7 @@ class CallTry(NamedTuple):
 
     def next(self) -> CallTry:
         """Return the try after this one, which may have been applied."""
-        return self._replace(number=self.number + 1)
+        return self._replace(number=min(self.number + 1, MAX_EARLIER_TRIES))
 
     def __str__(self) -> str:
         """Return the value of `CALL_TRY_KEY`."""

@@ -100,7 +100,7 @@ async def test_a_third_try_fences_both_before_it(parts):
         (f"{CALL_ID}-1", "eve"),
         ("0000000000000000-1", ""),
         (f"{CALL_ID}-0", ""),
-        (f"{CALL_ID}-100", ""),
+        (f"{CALL_ID}-10", ""),
         (f"{CALL_ID.upper()}-1", ""),
         ("", ""),
     ],
@@ -133,3 +133,19 @@ def test_a_try_is_what_it_was_written_as():
     assert CallTry.parse(str(first)) == first
     assert CallTry.parse(str(first.next())) == (first.call_id, 1)
     assert first.call_id != CallTry.first().call_id
+    assert CallTry.parse(str(CallTry(first.call_id, 9).next())) == (first.call_id, 9)
+
+
+async def test_fences_of_one_call_cost_one_transaction(parts):
+    """However many tries a caller says it made before."""
+    repeated = await begin(parts)
+    before, leases = len(parts.metastore.sent), []
+
+    async def grant_lease(milliseconds):
+        leases.append(milliseconds)
+        return await parts.memory.grant_lease(milliseconds)
+
+    parts.metastore.grant_lease = grant_lease
+    await asyncio.create_task(repeated.change("1", f"{CALL_ID}-9"))
+    assert (len(leases), len(parts.metastore.sent) - before) == (1, 2)
+    assert len({each.key for each in parts.metastore.sent[before][1]}) == 9

@@ -170,13 +170,13 @@ class AmbiguousWriteResolver:
 
     async def _fence(self, tracker: WriteTracker) -> None:
         """Put the fences that are due; raises as the metastore."""
-        while tracker.fences_due:
-            key = tracker.fences_due[-1]
-            async with self._permits:
-                lease = await self._metastore.grant_lease(FENCE_MS)
-                put = Put(key, metadata_pb2.WriteFence().SerializeToString(), lease.lease_id)
-                await self._metastore.txn((VersionIs(key, 0),), (put,))  # If it is there, an earlier try was applied.
-            tracker.fences_due.pop()
+        if not tracker.fences_due:
+            return
+        fence = metadata_pb2.WriteFence().SerializeToString()
+        async with self._permits:
+            lease = await self._metastore.grant_lease(FENCE_MS)
+            await self._metastore.txn((), [Put(key, fence, lease.lease_id) for key in tracker.fences_due])
+        tracker.fences_due.clear()
 
     async def _check_not_repeated(self, call_fence: str, what: str) -> None:
         """Check that this try of the call may still write.
