@@ -247,6 +247,7 @@ def main() -> None:
     port, native_port = free_port(), free_port()
     settings = {
         "listen": f"[::]:{port}",
+        "insecure": True,
         "advertised_address": f"[::1]:{port}",
         "native_listen": f"127.0.0.1:{native_port}",
         "native_advertised_address": f"127.0.0.1:{native_port}",
