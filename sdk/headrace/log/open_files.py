@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from itertools import islice
 from typing import Protocol
 
@@ -51,10 +51,13 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._files: dict[str, OpenFile] = {}
         self._unpinned: OrderedDict[str, OpenFile] = OrderedDict()  # least recently used first; held or not
+        self._dropped: deque[OpenFile] = deque()
+        """Pins to release at the next call."""
 
     def pin(self, path: str) -> OpenFile:
         """Open `path` if it is not open, and pin it; raises OSError."""
         with self._lock:
+            self._unpin_dropped()
             file = self._files.get(path)
             if file is None:
                 return self._open(path, create=False)
@@ -95,7 +98,24 @@ class OpenFiles:
     def unpin(self, file: OpenFile) -> None:
         """Release one pin. After the last one, close a forgotten file, or an unheld one beyond the capacity."""
         with self._lock:
+            self._unpin_dropped()
             self._unpin(file)
+
+    def drop(self, file: OpenFile) -> None:
+        """Release one pin from a finalizer, without a wait: at once, or at the next call if the lock is taken.
+
+        The garbage collector runs finalizers at any allocation, also in a thread that has the lock.
+        """
+        self._dropped.append(file)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._unpin_dropped()
+            finally:
+                self._lock.release()
+
+    def _unpin_dropped(self) -> None:
+        while self._dropped:
+            self._unpin(self._dropped.popleft())
 
     def _unpin(self, file: OpenFile) -> None:
         assert file.pins > 0, f"{file.path} was unpinned more often than pinned"
@@ -133,6 +153,7 @@ class OpenFiles:
             if sync and nowait:
                 return False
             with self._lock:
+                self._unpin_dropped()
                 oldest = list(islice(self._unpinned.values(), EXAMINED))
             for file in oldest:
                 holder = file.holder

@@ -177,4 +177,6 @@ class Slice:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        file, self._file = self._file, None
+        if file is not None:
+            self._files.drop(file)

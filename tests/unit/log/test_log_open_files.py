@@ -49,6 +49,21 @@ def test_a_file_made_anew_behind_an_open_one_takes_its_name(disk: MemoryFileSyst
     assert files.pin("/log/a") is new
 
 
+@pytest.mark.timeout(20)
+def test_a_slice_that_is_collected_while_the_files_are_locked_waits_for_nothing(disk: MemoryFileSystem) -> None:
+    """The collector runs at any allocation, also where its own thread has the lock (a run of the simulator hung)."""
+    files = OpenFiles(disk, capacity=1)
+    file, other = files.pin_new("/log/a"), files.pin_new("/log/b")
+    with files._lock:
+        files.drop(file)
+    assert file.pins == 1
+    files.unpin(other)
+    assert (file.pins, other.pins) == (0, 0)
+    file = files.pin("/log/a")
+    files.drop(file)
+    assert file.pins == 0
+
+
 def test_a_pin_that_outlives_its_process_closes_nothing(disk: MemoryFileSystem) -> None:
     """A slice is collected after a crash has closed its descriptor; one that is closed twice is an error still."""
     files = OpenFiles(disk, capacity=4)
