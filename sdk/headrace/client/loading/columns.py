@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from headrace.client.base.arrow_tables import SCHEMA
 from headrace.client.loading.formats import LoadFormat
 from headrace.client.loading.tables.errors import LoadError
-from headrace.wire.typed.arrow_columns import cast_exactly
+from headrace.wire.typed.arrow_columns import cast_exactly, first_misfit
 
 HOUR = "event_hour"
 HOUR_MS = 3_600_000
@@ -110,16 +110,8 @@ def _place_of_misfit(batch: Any, array: Any, kind: Any) -> str:
     """Return partition and offset of the first value that does not fit, or nothing if the batch does not have them."""
     if not {"_partition", "_offset"} <= set(batch.schema.names):
         return ""
-    first, end = 0, len(array)
-    while end - first > 1:
-        middle = (first + end) // 2
-        try:
-            cast_exactly(array.slice(first, middle - first), kind)
-        except pa.ArrowInvalid:
-            end = middle
-        else:
-            first = middle
-    partition, offset = (batch.column(name)[first].as_py() for name in ("_partition", "_offset"))
+    row = first_misfit(array, lambda part: cast_exactly(part, kind))
+    partition, offset = (batch.column(name)[row].as_py() for name in ("_partition", "_offset"))
     return f", partition {partition}, offset {offset}"
 
 
