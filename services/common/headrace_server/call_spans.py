@@ -18,6 +18,8 @@ import grpc
 from headrace.wire.errors import GRPC_STATUS, ErrorCode
 from headrace.wire.trace_context import TRACEPARENT, TraceParent, parse_traceparent
 
+from headrace_server.call_metadata import texts_of
+
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
@@ -112,10 +114,8 @@ class CallTracer:
 
 
 def _parent_of(context: Any) -> TraceParent | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == TRACEPARENT and isinstance(value, str):
-            return parse_traceparent(value)
-    return None
+    text = next(texts_of(context, TRACEPARENT), None)
+    return None if text is None else parse_traceparent(text)
 
 
 _tracer: CallTracer | None = None

@@ -23,6 +23,7 @@ from headrace.wire.errors import (
 )
 from prometheus_client import Counter
 
+from headrace_server.call_metadata import texts_of
 from headrace_server.call_spans import current_span
 from headrace_server.identity.certificate_names import in_order
 from headrace_server.identity.gate import current_access
@@ -49,19 +50,17 @@ def request_id() -> str:
 
 def request_id_of(context: Any) -> str:
     """Return the request id of a call; empty if it has none."""
-    for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_KEY and isinstance(value, str) and len(value) <= MAX_REQUEST_ID_CHARACTERS:
-            return value if value.isprintable() else ""
+    for text in texts_of(context, REQUEST_ID_KEY):
+        if len(text) <= MAX_REQUEST_ID_CHARACTERS:
+            return text if text.isprintable() else ""
     return ""
 
 
 def current_try() -> CallTry | None:
     """Return which try of its call the running task serves; `None` without a call, or if the caller named none."""
     context = CURRENT_CALL.get()
-    for key, value in (context.invocation_metadata() or ()) if context is not None else ():
-        if key == CALL_TRY_KEY and isinstance(value, str):
-            return CallTry.parse(value)
-    return None
+    text = None if context is None else next(texts_of(context, CALL_TRY_KEY), None)
+    return None if text is None else CallTry.parse(text)
 
 
 def user() -> str:
@@ -72,9 +71,9 @@ def user() -> str:
 
 def bearer_token(context: Any) -> str:
     """Return the token in a gRPC call's `authorization` (RFC 6750); empty if it has none."""
-    for key, value in context.invocation_metadata() or ():
-        if key == AUTHORIZATION_KEY and isinstance(value, str) and value[:7].lower() == "bearer ":
-            return value[7:].strip()
+    for text in texts_of(context, AUTHORIZATION_KEY):
+        if text[:7].lower() == "bearer ":
+            return text[7:].strip()
     return ""
 
 

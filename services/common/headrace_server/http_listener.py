@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -59,6 +59,10 @@ class HttpRequest:
     """See `places.caller`."""
     certificate_names: Sequence[str]
     """Names in the verified certificate of the connection; the common name is first."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str]]:
+        """Return the headers, as gRPC's context of a call has its metadata."""
+        return self.headers.items()
 
 
 @dataclass(frozen=True, slots=True)

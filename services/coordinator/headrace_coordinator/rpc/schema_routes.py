@@ -12,7 +12,7 @@ import base64
 import binascii
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
@@ -143,17 +143,6 @@ class Route:
         return values
 
 
-@dataclass(frozen=True, slots=True)
-class _CallContext:
-    """The part of gRPC's context of a call that a request has: its headers."""
-
-    headers: Mapping[str, str]
-
-    def invocation_metadata(self) -> Iterable[tuple[str, str]]:
-        """Return the headers, with names in lower case."""
-        return self.headers.items()
-
-
 class SchemaRoutes:
     """See the module; `handle` is the handler of the listener."""
 
@@ -185,7 +174,7 @@ class SchemaRoutes:
         self, route: Route, values: Mapping[str, str], query: Mapping[str, str], request: HttpRequest
     ) -> HttpResponse:
         started, access, error = time.perf_counter(), None, CANCELLED
-        CURRENT_CALL.set(_CallContext(request.headers))
+        CURRENT_CALL.set(request)
         try:
             access = self._admit(route, request)
             set_access(access)
