@@ -24,6 +24,7 @@ from unittest import mock
 import grpc
 from headrace.client.base import request_ids
 from headrace.client.base.clock import monotonic_ms
+from headrace.client.base.request_ids import Metadata
 from headrace.client.net import connection_async as connection
 from headrace.client.net.native_async import AsyncNativeConnections
 from headrace.client.net.native_calls import NATIVE_METHODS, Done, MakeRequest, NativeRequest
@@ -31,7 +32,7 @@ from headrace.wire.errors import HeadraceError
 from headrace.wire.frames import Frame
 
 from tests.simulation.promises import Exchange, PromiseChecks
-from tests.simulation.transport import Metadata, Transport
+from tests.simulation.transport import Transport
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import Process, World
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from headrace.client.base.request_ids import Metadata
 from headrace.wire.frames import HEADER, Header, Kind
 from headrace_server.identity.gate import set_access
 from headrace_server.internal_v1 import replication_pb2
@@ -35,7 +36,6 @@ WINDOW_BYTES = (1, 600, 2_500)
 CUT_RATE = 0.1
 """How often what is written arrives in two pieces."""
 Reply = Callable[["bytes | grpc.aio.AioRpcError"], object]
-Metadata = tuple[tuple[str, str], ...]
 
 
 class _Aborted(Exception):

@@ -54,17 +54,17 @@ T = TypeVar("T")
 class WriteTracker:
     """Outcome of the writes of one call so far."""
 
-    def __init__(self, call_fences: Sequence[str]) -> None:
+    def __init__(self, fence: str, call_fences: Sequence[str]) -> None:
         """`call_fences`: fences of the call's tries up to this one; none if its caller does not name them."""
+        self.fence = fence
+        """Of all writes that are sent from now on."""
+        self.call_fence = call_fences[-1] if call_fences else ""
         self.fences_due = list(call_fences[:-1])
         """Fences to put before the next attempt."""
-        self.call_fence = call_fences[-1] if call_fences else ""
         self.pending = False
         """A write was sent and has no response yet."""
         self.unanswered: MetastoreUnavailableError | None = None
         """Error of an earlier write without a response."""
-        self.fence_id = secrets.token_bytes(16)
-        """Of all writes that are sent from now on."""
 
 
 class AmbiguousWriteResolver:
@@ -94,8 +94,7 @@ class AmbiguousWriteResolver:
         """Send one transaction once, as part of an attempt."""
         async with self._permits:
             tracker.pending = True
-            fences = [self._keyspace.write_fence(tracker.fence_id), *filter(None, [tracker.call_fence])]
-            no_fence = [VersionIs(key, 0) for key in fences]
+            no_fence = [VersionIs(key, 0) for key in (tracker.fence, tracker.call_fence) if key]
             result = await self._metastore.txn((*write.compares, *no_fence), write.success, write.failure)
             tracker.pending = False
             return result
@@ -110,7 +109,7 @@ class AmbiguousWriteResolver:
             TimedOutError: If no attempt succeeds in time, or the caller has repeated its call elsewhere; nothing was
                 applied.
         """
-        tracker = WriteTracker(self._call_fences())
+        tracker = WriteTracker(self._new_fence(), self._call_fences())
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
@@ -145,8 +144,8 @@ class AmbiguousWriteResolver:
             log.warning("write_unanswered", what=what, cause=error.message)
             tracker.unanswered = error
             if tracker.pending:
-                tracker.fences_due.append(self._keyspace.write_fence(tracker.fence_id))
-                tracker.fence_id, tracker.pending = secrets.token_bytes(16), False
+                tracker.fences_due.append(tracker.fence)
+                tracker.fence, tracker.pending = self._new_fence(), False
             return None
         except MetastoreUnavailableError:
             if tracker.unanswered is None:
@@ -156,6 +155,9 @@ class AmbiguousWriteResolver:
             if tracker.unanswered is not None:
                 error.outcome = Outcome.UNKNOWN
             raise
+
+    def _new_fence(self) -> str:
+        return self._keyspace.write_fence(secrets.token_bytes(16))
 
     def _call_fences(self) -> list[str]:
         """Return the keys by which the tries of the current call are fenced, up to the one that is served here.
