@@ -52,12 +52,11 @@ class OpenFiles:
         self._files: dict[str, OpenFile] = {}
         self._unpinned: OrderedDict[str, OpenFile] = OrderedDict()  # least recently used first; held or not
         self._dropped: deque[OpenFile] = deque()
-        """Pins to release at the next call."""
+        """Pins to release at the next call that opens, closes or unpins a file."""
 
     def pin(self, path: str) -> OpenFile:
         """Open `path` if it is not open, and pin it; raises OSError."""
         with self._lock:
-            self._unpin_dropped()
             file = self._files.get(path)
             if file is None:
                 return self._open(path, create=False)
@@ -72,6 +71,7 @@ class OpenFiles:
             return self._open(path, create=True)
 
     def _open(self, path: str, *, create: bool) -> OpenFile:
+        self._unpin_dropped()
         if len(self._files) >= self._capacity:
             unheld = (file for file in islice(self._unpinned.values(), EXAMINED) if file.holder is None)
             oldest = next(unheld, None)
@@ -102,7 +102,7 @@ class OpenFiles:
             self._unpin(file)
 
     def drop(self, file: OpenFile) -> None:
-        """Release one pin from a finalizer, without a wait: at once, or at the next call if the lock is taken.
+        """Release one pin from a finalizer, without a wait: at once, or by a later call if the lock is taken.
 
         The garbage collector runs finalizers at any allocation, also in a thread that has the lock.
         """

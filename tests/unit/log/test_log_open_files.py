@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,9 +50,8 @@ def test_a_file_made_anew_behind_an_open_one_takes_its_name(disk: MemoryFileSyst
     assert files.pin("/log/a") is new
 
 
-@pytest.mark.timeout(20)
-def test_a_slice_that_is_collected_while_the_files_are_locked_waits_for_nothing(disk: MemoryFileSystem) -> None:
-    """The collector runs at any allocation, also where its own thread has the lock (a run of the simulator hung)."""
+def test_a_pin_that_a_finalizer_drops_is_released_by_the_next_call(disk: MemoryFileSystem) -> None:
+    """At once, where the lock is free."""
     files = OpenFiles(disk, capacity=1)
     file, other = files.pin_new("/log/a"), files.pin_new("/log/b")
     with files._lock:
@@ -349,6 +349,23 @@ def test_an_append_to_an_open_file_takes_no_shared_lock() -> None:
     logs.logs[0]._files._lock = ForbiddenLock()  # type: ignore[assignment]
     logs.append(0)
     assert Counter(logs.disk.calls) - calls == {"pwritev": 1}
+
+
+@pytest.mark.timeout(20)
+def test_a_slice_that_is_collected_while_the_files_are_locked_waits_for_nothing() -> None:
+    """The collector runs at any allocation, also where its own thread has the lock (a run of the simulator hung)."""
+    logs = Logs(1, max_open_files=1)
+    logs.append(0)
+    abandoned = [logs.logs[0].reader.read(0, 1000, 1)]
+    abandoned.append(abandoned)  # type: ignore[arg-type]
+    file = abandoned[0]._file
+    assert file is not None
+    pins = file.pins
+    del abandoned
+    with logs.logs[0]._files._lock:
+        gc.collect()
+    assert logs.read(0) == [b"0 of 0"]
+    assert file.pins == pins - 1
 
 
 def test_appends_flushes_and_reads_of_many_threads_share_few_files(tmp_path: Path) -> None:
