@@ -113,7 +113,7 @@ def test_whatever_is_called_has_a_proper_answer(witness: Witness, listener: str,
     processes = witness.processes()
     # A stranger's calls are refused by the internal listener before they are read. More of them at once are wasted
     # calls, whose connections it ends (`wasted_calls`).
-    calls = min(CALLS // 3, CALLS_AT_ONCE // 2) if listener == "internal" else CALLS // 3
+    calls = min(CALLS // 3, CALLS_AT_ONCE) if listener == "internal" else CALLS // 3
     seen = asyncio.run(fuzz(witness.address(listener), services, calls, SEED))
     assert {path for path, _ in seen} == {path for service in services for path in methods(service)}
     assert any(code == ("PERMISSION_DENIED" if listener == "internal" else "INVALID_ARGUMENT") for _, code in seen)
