@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import Mutant, Test, drop, never, replace
+from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
 
 LOGS = "tests/unit/log/test_log_compaction.py::"
 FOLLOWERS = "tests/unit/broker/test_broker_compacted_replicas.py::"
-NO_NULLS = "Records of the simulator have values."
+DELETIONS_GO = {
+    "compacts": True, "forgets_deletions": True, "mirrors": False, "is_table": False, "typed": False,
+    "producers": (-1, -1), "faults": ("kill", "power", "stop", "isolate", "move leader", "move"),
+}  # fmt: skip
+"""A compacted topic whose followers are away and come back."""
 TOO_RARE = "The simulator seldom loses power in the one call that matters."
 
 COMPACTION = (
@@ -104,7 +108,15 @@ COMPACTION = (
         "select_records",
         replace("kept._replace(deletions_from=part.whole_start)", "kept"),
         "A deletion goes, and what it deletes is in an earlier batch that stays.",
-        Test(LOGS + "test_batches_that_may_be_sent_again_stay", NO_NULLS),
+        Simulation(20, changes=DELETIONS_GO),
+    ),
+    Mutant(
+        "young-deletions-removed",
+        "H150",
+        "_select_undeleted",
+        replace("at_ms > oldest_ms", "at_ms > now_ms"),
+        "A deletion goes before readers have seen it.",
+        Simulation(20, changes=DELETIONS_GO | {"forgets_deletions": False}),
     ),
     Mutant(
         "missed-deletion-not-noticed",
@@ -112,7 +124,7 @@ COMPACTION = (
         "compare_logs",
         never("_may_miss(log.log_start_offset, offset, request.deletions_end, log.deletions_end)"),
         "A follower that was away keeps records that were deleted, for ever.",
-        Test(FOLLOWERS + "test_a_follower_that_has_missed_a_deletion_begins_again", NO_NULLS),
+        Simulation(20, changes=DELETIONS_GO),
     ),
     Mutant(
         "deletion-missed-between-two-answers",
@@ -131,7 +143,7 @@ COMPACTION = (
         "LogCompaction._compact",
         drop("self._raise(truncations, deletions=max(part.deletions_end for part in parts))"),
         "A leader removes deletions and does not know.",
-        Test(FOLLOWERS + "test_a_follower_that_has_missed_a_deletion_begins_again", NO_NULLS),
+        Simulation(20, changes=DELETIONS_GO),
     ),
     Mutant(
         "end-within-a-compacted-batch",

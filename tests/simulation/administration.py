@@ -278,7 +278,7 @@ class Administration:
             configs |= {"cleanup_policy": policy, "min_dirty_percent": "5"}
             if plan.is_table:
                 configs["table"] = "yes"
-            if plan.expires:
+            if plan.expires or plan.forgets_deletions:
                 configs["delete_retention_ms"] = "0"
             if plan.retention_ms < 0:
                 configs["retention_ms"] = "-1"

@@ -30,8 +30,8 @@ from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 from tests.simulation.client_calls import ClientLoop
 from tests.simulation.client_errors import why_not
 from tests.simulation.exercise import CHECKED
-from tests.simulation.history import FAIL, OK, REPLACEABLE, UNKNOWN, Poll, Send, is_replaceable
-from tests.simulation.promises import address_of, name_of
+from tests.simulation.history import FAIL, OK, UNKNOWN, Poll, Send, is_deletion, key_of, shared_name
+from tests.simulation.promises import NAME_HEADER, address_of, name_of
 from tests.simulation.time_lookups import TimeLookup
 from tests.simulation.typed_rows import COLUMNS, row_of, table_of
 from tests.simulation.world import EPOCH_MS
@@ -55,6 +55,10 @@ LIFE_MS = 1_500
 CODECS: tuple[Any, ...] = ("none", "none", "gzip", "zstd")
 REPLACING = 0.5
 """Share of records that replace each other, in a compacted topic."""
+DELETING = 0.3
+"""Share of these that delete what they replace."""
+KEY_LIFE_MS = 500
+"""For so long records have one key: what replaces it for good is compacted while a run lasts."""
 BURSTING = 0.3
 """Share of producers that send bursts, and of their sends that are one."""
 IMPATIENT = 0.3
@@ -171,6 +175,7 @@ class Producer(Client):
         self._bursts = self._apart("bursts")
         self._has_bursts = self._bursts.random() < BURSTING
         self._replacing = self._apart("replacing")
+        self._deleting = self._apart("deleting")
         self._waiting = self._apart("waiting")
         self._roaming = self._apart("roaming")
         self._roams = self._roaming.random() < ROAMING
@@ -238,8 +243,8 @@ class Producer(Client):
         names = [f"{self.name}.{self._sent + index}" for index in range(count)]
         keys: list[bytes] | None = None
         if self.cluster.plan.compacts:
-            names = [REPLACEABLE + name if self._replacing.random() < REPLACING else name for name in names]
-            keys = [REPLACEABLE.encode() if is_replaceable(name) else name.encode() for name in names]
+            names = list(map(self._replacing_name, names))
+            keys = [key_of(name).encode() for name in names]
         elif self._roams and self._roaming.random() < KEYED:
             keys = [names[0].encode()] * count  # One key: batches have the records in their order.
         self._sent += count
@@ -250,6 +255,10 @@ class Producer(Client):
         columns = self._columns(producer)
         if columns is not None:
             values = [row_of(columns, name, size) for name, size in zip(names, sizes, strict=True)]
+        headers: list[Any] = [None] * count
+        for index, name in enumerate(names):
+            if is_deletion(name):
+                values[index], headers[index] = None, [(NAME_HEADER, name.encode())]
         done = 0
         try:
             if as_batch:
@@ -259,15 +268,17 @@ class Producer(Client):
                             TOPIC, table_of(values), keys=keys, partition=partition
                         )
                     else:
-                        sent_batches = await producer.send_many(TOPIC, values, keys=keys, partition=partition)
+                        sent_batches = await producer.send_many(
+                            TOPIC, values, keys=keys, partition=partition, headers=headers if any(headers) else None
+                        )
                 for future, records in sent_batches.parts:
                     self._wait(producer, tuple(names[done : done + records]), future)
                     done += records
             else:
-                for name, value in zip(names, values, strict=True):
+                for name, value, each in zip(names, values, headers, strict=True):
                     record_key = None if keys is None else keys[done]
                     async with self._patiently():
-                        sent = await producer.send(TOPIC, value, key=record_key, partition=partition)
+                        sent = await producer.send(TOPIC, value, key=record_key, headers=each, partition=partition)
                     self._wait(producer, (name,), sent)
                     done += 1
         except HeadraceError as error:
@@ -276,6 +287,13 @@ class Producer(Client):
         except TimeoutError:
             self.world.count("sends cancelled")
             self._end_early(number, tuple(names[done:]), UNKNOWN if as_batch else FAIL)
+
+    def _replacing_name(self, name: str) -> str:
+        """The name of a record of a compacted topic, if it replaces or deletes others."""
+        if self._replacing.random() >= REPLACING:
+            return name
+        key = str(self.world.now_ms // KEY_LIFE_MS)
+        return shared_name(key, name, deletes=self._deleting.random() < DELETING)
 
     def _columns(self, producer: aio.Producer) -> TopicColumns | None:
         """Return the columns of a typed topic as the producer knows them, or as they are."""
@@ -385,7 +403,7 @@ class _Reading(Client):
         self._key = key
         self.world.count("records read", len(records))
         self._times += [record.timestamp_ms for record in records]
-        read = tuple((record.offset, name_of(record.value)) for record in records)
+        read = tuple((record.offset, name_of(record.value, record.headers)) for record in records)
         number = self.cluster.number_of(key)
         self.cluster.polls.append(Poll(self.name, number, self._position, read, self._moved))
         self._position, self._moved = read[-1][0] + 1, False

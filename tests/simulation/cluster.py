@@ -34,7 +34,7 @@ from tests.simulation.machine import LOSSES, BrokerNode
 from tests.simulation.mirrors import Copier, MirrorChecks
 from tests.simulation.network import Network, NetworkRates
 from tests.simulation.plan import Plan
-from tests.simulation.promises import PromiseChecks, name_of
+from tests.simulation.promises import PromiseChecks, names_of
 from tests.simulation.recovery import Recovery
 from tests.simulation.reference_log import Entry, entry_of
 from tests.simulation.registers import Operation, check_registers
@@ -440,8 +440,9 @@ class Cluster:
         committed = [self._committed(key) for key in judged]
         removable = self.removable
         anomalies = check(
-            sends, polls, finals, committed=committed, removable=removable, lost=lost, resent=resent, compared=compared
-        )
+            sends, polls, finals, committed=committed, removable=removable,
+            deletions_go=self.plan.forgets_deletions, lost=lost, resent=resent, compared=compared,
+        )  # fmt: skip
         for name in ANOMALIES:
             self.world.count(JUDGED + name, compared[name])
         if anomalies:
@@ -650,8 +651,7 @@ def _read(host: Host, broker_id: int) -> Final:
                 named: Iterable[tuple[int, str]] = enumerate(cluster.names_of(batch), batch.base)
                 if header.is_compacted:
                     columns = decode_batch(bytes(view), max_payload_bytes=1 << 20)
-                    values = zip(columns.offsets(), columns.values(), strict=True)
-                    named = [(at, name_of(value)) for at, value in values]
+                    named = zip(columns.offsets(), names_of(columns), strict=True)
                 records += [(at, name) for at, name in named if at >= start]
             offset = found.end_offset
     return Final(f"b{broker_id}", cluster.number_of(host.key), start, tuple(records))

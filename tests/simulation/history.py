@@ -70,17 +70,33 @@ ANOMALIES = (
     "nonmonotonic-send",
     "gap",
     "divergence-by-replica",
+    "resurrection",
 )
 """What is looked for; a lost write behind the log's end is called lost-postfix."""
 
 
 REPLACEABLE = "~"
-"""How the names of records begin that all have the same key."""
+"""How the names of records begin that share a key with others: it ends at a colon, behind a minus if it is deleted."""
+
+
+def shared_name(key: str, name: str, *, deletes: bool) -> str:
+    """The name of a record that replaces those of the same key, or deletes them."""
+    return f"{REPLACEABLE}{key}{'-' if deletes else ''}:{name}"
 
 
 def is_replaceable(name: str) -> bool:
     """Whether compaction may remove a record for a later one."""
     return name.startswith(REPLACEABLE)
+
+
+def is_deletion(name: str) -> bool:
+    """Whether the record deletes its key."""
+    return is_replaceable(name) and name.partition(":")[0].endswith("-")
+
+
+def key_of(name: str) -> str:
+    """The key of a record: of one that is not replaceable its name."""
+    return name.partition(":")[0].removesuffix("-") if is_replaceable(name) else name
 
 
 class Anomaly(NamedTuple):
@@ -98,6 +114,7 @@ def check(
     *,
     committed: Iterable[Final] = (),
     removable: Mapping[int, int],
+    deletions_go: bool = False,
     lost: Iterable[tuple[int, int, int]] = (),
     resent: Iterable[tuple[int, int, int]] = (),
     compared: Counter[str] | None = None,
@@ -105,22 +122,27 @@ def check(
     """Compare what was sent and acknowledged with what was read.
 
     `committed`: all that ever was, with what has been removed since, so that each record is judged wherever a log
-    begins now. `removable`: the offset below which records of a partition may be removed. `lost`: (partition, from, to)
+    begins now. `removable`: the offset below which records of a partition may be removed. `deletions_go`: a deletion is
+    removed with all that it deletes, as soon as compaction likes. `lost`: (partition, from, to)
     ranges that an administrator gave up; what stood there is not asked for. `resent`: such ranges of what was stored
     again after all that its producer had stored was removed, so that a leader did not know the producer. `compared` is
     told how often each anomaly could have shown itself.
     """
     by_partition: dict[int, _Partition] = {}
+
+    def judged(number: int) -> _Partition:
+        return by_partition.setdefault(number, _Partition(number, deletions_go=deletions_go))
+
     for final in (*finals, *committed):
-        by_partition.setdefault(final.partition, _Partition(final.partition)).finals.append(final)
+        judged(final.partition).finals.append(final)
     for send in sends:
-        by_partition.setdefault(send.partition, _Partition(send.partition)).sends.append(send)
+        judged(send.partition).sends.append(send)
     for poll in polls:
-        by_partition.setdefault(poll.partition, _Partition(poll.partition)).polls.append(poll)
+        judged(poll.partition).polls.append(poll)
     for partition, start, end in lost:
-        by_partition.setdefault(partition, _Partition(partition)).lost.append((start, end))
+        judged(partition).lost.append((start, end))
     for partition, start, end in resent:
-        by_partition.setdefault(partition, _Partition(partition)).resent.append((start, end))
+        judged(partition).resent.append((start, end))
     for final in finals:
         by_partition[final.partition].check_log_start(final, removable.get(final.partition, 0))
     found: list[Anomaly] = []
@@ -134,8 +156,9 @@ def check(
 class _Partition:
     """The histories of one partition."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, deletions_go: bool) -> None:
         self.number = number
+        self.deletions_go = deletions_go
         self.sends: list[Send] = []
         self.polls: list[Poll] = []
         self.finals: list[Final] = []
@@ -172,13 +195,28 @@ class _Partition:
         return any(start <= offset < end for start, end in self.lost)
 
     def _find_replaced(self) -> None:
-        """Find the records that compaction may remove: all of a key but the newest; with acks=0 one may come twice."""
+        """Find the records that compaction may remove: all of a key but the newest; with acks=0 one may come twice.
+
+        The newest may go, too, if it is a deletion.
+        """
         everything = {offset: value for final in self.finals for offset, value in final.records}
         newest: dict[str, int] = {}
         for offset, value in sorted(everything.items()):
-            key = REPLACEABLE if is_replaceable(value) else value
+            key = key_of(value)
             self.replaced.update([newest[key]] if key in newest else ())
             newest[key] = offset
+        deleted = {key: offset for key, offset in newest.items() if is_deletion(everything[offset])}
+        self._check_deleted(deleted)
+        self.replaced.update(deleted.values() if self.deletions_go else ())
+
+    def _check_deleted(self, deleted: Mapping[str, int]) -> None:
+        """A replica that lacks the deletion of a key, at its newest offset, has nothing of what that deletes."""
+        for final in self.finals:
+            held = {key_of(value): offset for offset, value in final.records}
+            for key, newest in deleted.items():
+                self.compared["resurrection"] += 1
+                if held.get(key, newest) != newest and not self._was_given_up(newest):
+                    self._add("resurrection", f"{final.replica} has {key} at {held[key]}, which {newest} deletes")
 
     def _may_skip(self, start: int, end: int) -> bool:
         """Whether no record is left at these offsets, or none need be."""

@@ -135,7 +135,9 @@ class Plan(FaultProfile):
     """As the topic's setting; -1: nothing is removed by its age."""
     retention_interval_ms: int = 1_000
     compacts: bool = False
-    """The topic is compacted, and some records replace each other."""
+    """The topic is compacted, and some records replace or delete others."""
+    forgets_deletions: bool = False
+    """Compaction removes deletions without delay."""
     is_table: bool = False
     """The topic is a table, which its clients write by rows."""
     expires: bool = False
@@ -234,7 +236,8 @@ class Plan(FaultProfile):
             return plan.with_columns()
         is_table = tables or (plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE)
         if not is_table:
-            return plan
+            forgets = plan.compacts and random.Random(f"{seed}/deletions").random() < FORGETS_DELETIONS_SHARE
+            return replace(plan, forgets_deletions=forgets)
         return replace(
             plan.with_table(),
             expires=random.Random(f"{seed}/expires").random() < EXPIRES_SHARE,
@@ -300,6 +303,8 @@ GIVES_UP_SHARE = 0.25
 """In this share of seeds producers give up at a definite error."""
 COMPACTS_SHARE = 0.2
 """In this share of seeds the topic is compacted."""
+FORGETS_DELETIONS_SHARE = 0.5
+"""In this share of the seeds with a compacted topic that is no table deletions are removed without delay."""
 TABLE_SHARE = 0.4
 """In this share of the seeds with a compacted topic it is a table."""
 MIRROR_SHARE = 0.08

@@ -20,6 +20,7 @@ from headrace.wire.attachments import splice_produce
 from headrace.wire.batch import BatchHeader, check_batch, iter_batches
 from headrace.wire.columns import decode_batch
 from headrace.wire.compression import Codec
+from headrace.wire.decoded import Columns, Headers
 from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
 from headrace.wire.frames import MethodCode
 from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response, parse_produce_request
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 SERVICE = "/headrace.v1.BrokerService/"
 PAYLOAD_BYTES = 1 << 20
+NAME_HEADER = "name"
 BatchName = tuple[int, int, int, int]
 
 
@@ -44,9 +46,19 @@ def address_of(broker_id: int) -> str:
     return f"b{broker_id}:7181"
 
 
-def name_of(value: bytes | Mapping[str, Any] | None) -> str:
-    """The record's name, which its value begins with, or which its row has."""
-    return name_in(value) if isinstance(value, Mapping) else (value or b"").partition(b" ")[0].decode()
+def name_of(value: bytes | Mapping[str, Any] | None, headers: Headers = ()) -> str:
+    """The record's name, which its value begins with, or which its row has; a deletion has it in a header."""
+    if isinstance(value, Mapping):
+        return name_in(value)
+    text = dict(headers).get(NAME_HEADER, b"") if value is None else value
+    return text.partition(b" ")[0].decode()
+
+
+def names_of(columns: Columns) -> list[str]:
+    """The names of the records in a batch."""
+    if columns.typed is not None:
+        return names_in(columns)
+    return list(map(name_of, columns.values(), columns.headers()))
 
 
 @dataclass(slots=True)
@@ -149,11 +161,10 @@ class PromiseChecks:
     def sends(self, client: str, key: LogId, header: BatchHeader, batch: memoryview) -> None:
         """A producer sends a batch, for the first time or again."""
         columns = decode_batch(bytes(batch), max_payload_bytes=PAYLOAD_BYTES)
-        named = map(name_of, columns.values()) if columns.typed is None else names_in(columns)
-        values = tuple(named)
+        values = tuple(names_of(columns))
         self.cluster.world.count(COMPRESSED, header.codec != Codec.NONE)
         self.values[header.producer_id, header.producer_epoch, header.base_sequence, header.crc] = values
-        for value in filter(None, values):  # A deletion has no name.
+        for value in filter(None, values):  # A deletion of a column has no name.
             self.checked("H55", value in self._lives)
             if self._lives.setdefault(value, key) != key:
                 self.breaks("H55", f"{client} sends {value} to {key}, and before to {self._lives[value]}")

@@ -44,6 +44,7 @@ def test_what_retention_took_is_not_missed():
     assert names(SENDS, POLLS, [final("d", start=3)]) == []
 
 
+DELETING = [send("~:1", "~-:2", "c", offset=0)]
 PLANTED = [
     ("lost-postfix", SENDS, [], [final("a", "b")]),
     ("lost-write", SENDS, [], [final("a", "x", "c"), final("a", "x", "c", replica="b2")]),
@@ -63,6 +64,7 @@ PLANTED = [
     ("poll-skip", SENDS, [poll(0, "a"), poll(2, "c")], [final("a", "b", "c")]),
     ("nonmonotonic-poll", SENDS, [poll(0, "a", "b"), poll(1, "b")], [final("a", "b", "c")]),
     ("nonmonotonic-poll", SENDS, [poll(1, "a", offsets=(0,))], [final("a", "b", "c")]),
+    ("resurrection", DELETING, [], [final("~:1", "~-:2", "c"), final("~:1", "c", replica="b2", offsets=(0, 2))]),
 ]
 
 
@@ -147,12 +149,23 @@ def test_what_only_readers_saw_is_judged():
 
 def test_a_reader_has_everything_up_to_its_end_but_what_was_replaced():
     """Compaction may have removed the last records before its end since it asked for that."""
-    values = ("a", "~1", "~2")
+    values = ("a", "~:1", "~:2")
     sends = [send(*values, offset=0)]
     ended = Poll("r0", 0, 1, (), end=2)
     assert names(sends, [poll(0, "a"), ended], [final(*values)]) == []
     assert names(sends, [poll(0, "a"), ended._replace(end=3)], [final(*values)]) == ["poll-skip"]
     assert names(sends, [ended._replace(start=0, end=1)], [final(*values)]) == ["poll-skip"]
+
+
+def test_a_deletion_may_go_with_what_it_deletes_where_it_is_not_kept():
+    """Until then it is a record as others, which replicas have and readers see."""
+    whole = final("~:1", "~-:2", "c", replica="committed")
+    polls = [poll(0, "~:1"), poll(1, "c", offsets=(2,))]
+    without = [final("c", start=0, offsets=(2,))]
+    assert names(DELETING, polls, without, committed=[whole], deletions_go=True) == []
+    assert names(DELETING, [], [final("~-:2", "c", offsets=(1, 2))], committed=[whole]) == []
+    assert names(DELETING, [], without, committed=[whole]) == ["gap"]
+    assert "poll-skip" in names(DELETING, polls, [whole])
 
 
 def test_what_an_administrator_gave_up_is_not_lost():

@@ -34,7 +34,9 @@ def record_times(log: PartitionLog, end_offset: int, *, compacts: bool = False) 
         if not compacts:
             continue
         removable |= {each.offset for each in changes_of(columns) if each.is_deletion or each.expires_ms > 0}
-        for key, at in zip(columns.keys(), columns.offsets(), strict=True):
+        for key, at, value in zip(columns.keys(), columns.offsets(), columns.values(), strict=True):
+            if value is None:
+                removable.add(at)
             if key in newest:
                 removable.add(newest[key])
             if key is not None:
