@@ -7,11 +7,18 @@ from dataclasses import replace
 
 import pytest
 from headrace.v1 import errors_pb2, groups_pb2
-from headrace.wire.errors import FencedInstanceError, MetadataLimitError, UnknownMemberError, UnknownTopicIdError
+from headrace.wire.errors import (
+    FencedInstanceError,
+    MetadataLimitError,
+    NotAuthorizedError,
+    UnauthenticatedError,
+    UnknownMemberError,
+    UnknownTopicIdError,
+)
 from headrace_server.identity.gate import set_access
 
 from tests.fakes.open_gate import open_access
-from tests.unit.common.identity.test_gate import Known
+from tests.unit.common.identity.test_gate import KEYS, Known
 from tests.unit.coordinator.group_parts import GROUP, Caller, error_of, settle, until
 
 
@@ -139,6 +146,30 @@ async def test_other_users_see_only_the_name_of_a_member(a):
     set_access(open_access("ada"))
     (shown,) = (await a.call("DescribeGroup", request)).members
     assert shown.member_id == ada.id
+
+
+@pytest.mark.parametrize("method", ["FetchOffsets", "DescribeGroup", "ListGroups"])
+@pytest.mark.parametrize("lost", ["grant", "user"])
+async def test_a_right_that_is_lost_while_a_call_waits_for_a_revision_counts(a, method, lost):
+    """The caller chooses the revision, and with it how long the call waits."""
+    await settle(a, UserCaller(1, "ada"))
+    await a.see()
+    known = Known()
+    grant = known.grant("bob", "reader", f"group:{GROUP}")
+    api_key = known.user("bob")
+    set_access(known.access(api_key))
+    request = getattr(groups_pb2, f"{method}Request")(min_revision=a.source.revision + 1)
+    if method != "ListGroups":
+        request.group_id = GROUP
+    waiting = asyncio.create_task(a.call(method, request))
+    await asyncio.sleep(0)
+    known.keys.write({grant: None} if lost == "grant" else {KEYS.user("bob"): None})
+    set_access(open_access("ada"))
+    assert await a.commit(None, {0: 1}, group_id="other") == {}
+    if lost == "grant" and method == "ListGroups":
+        assert not (await waiting).groups
+    else:
+        assert isinstance(await error_of(waiting), NotAuthorizedError if lost == "grant" else UnauthenticatedError)
 
 
 @pytest.mark.parametrize("name", ["t", "missing"])

@@ -272,7 +272,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     ) -> groups_pb2.FetchOffsetsResponse:
         """See the proto."""
         check_group_id(request.group_id)
-        await self._see(request.min_revision, context)
+        await self._see(request.min_revision, context, request.group_id)
         entry = self._groups.entry(request.group_id)
         response = groups_pb2.FetchOffsetsResponse(revision=self._groups.source.revision)
         if request.topics:
@@ -303,7 +303,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
     ) -> groups_pb2.DescribeGroupResponse:
         """See the proto."""
         check_group_id(request.group_id)
-        await self._see(request.min_revision, context)
+        await self._see(request.min_revision, context, request.group_id)
         entry = self._groups.groups.get(request.group_id)
         revision = self._groups.source.revision
         if entry is None:
@@ -340,8 +340,19 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         response.revision = self._groups.source.revision
         return response
 
-    async def _see(self, min_revision: int, context: Any) -> None:
+    async def _see(self, min_revision: int, context: Any, group_id: str = "") -> None:
+        """Wait until the view has reached a revision; check the caller, and its right to describe a group, after that.
+
+        Raises:
+            TimedOutError: If the view does not reach it in time.
+            UnauthenticatedError, NotAuthorizedError: As `Access`.
+        """
+        if self._groups.source.revision >= min_revision:
+            return
         await self._offsets.wait_for(min_revision, self._answers.deadline(0, context.time_remaining()))
+        access().recheck()
+        if group_id:
+            access().require(Operation.DESCRIBE, ResourceKind.GROUP, group_id)
 
     def _names(self) -> dict[bytes, str]:
         return {bytes(topic.topic_id): topic.name for topic in self._view.topics.values()}
