@@ -19,7 +19,7 @@ from headrace_server.identity.gate import set_access
 
 from tests.fakes.open_gate import open_access
 from tests.unit.common.identity.test_gate import KEYS, Known
-from tests.unit.coordinator.group_parts import GROUP, Caller, error_of, settle, until
+from tests.unit.coordinator.group_parts import GROUP, Caller, error_of, make_topic, settle, until
 
 
 class UserCaller(Caller):
@@ -148,6 +148,34 @@ async def test_other_users_see_only_the_name_of_a_member(a):
     assert shown.member_id == ada.id
 
 
+async def test_a_group_names_no_topic_that_its_reader_does_not_see(a):
+    """Neither by an offset nor by a member; the others remain, and with the right all are there."""
+    await make_topic(a.parts, "hidden", 2)
+    member = UserCaller(1, "ada", topics=["hidden", "t"])
+    await settle(a, member)
+    for topic_id in (a.parts.topic_id, a.parts.view.topics["hidden"].topic_id):
+        assert await a.commit(member, {0: 1}, topic_id=topic_id) == {}
+    await a.see()
+    known = Known()
+    known.grant("bob", "reader", f"group:{GROUP}")
+    known.grant("bob", "reader", "topic:t")
+    access = known.access(known.user("bob"))
+    set_access(access)
+
+    async def names():
+        offsets = await a.call("FetchOffsets", groups_pb2.FetchOffsetsRequest(group_id=GROUP))
+        shown = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))
+        (each,) = shown.members
+        lists = (offsets.topics, shown.offsets, each.owned, each.target)
+        assert len({tuple(sorted(topic.name for topic in topics)) for topics in lists}) == 1
+        return {*each.topics}, {topic.name for topic in offsets.topics}
+
+    assert await names() == ({"t"}, {"t"})
+    known.grant("bob", "monitor", "topic:hidden")
+    access.recheck()
+    assert await names() == ({"hidden", "t"}, {"hidden", "t"})
+
+
 @pytest.mark.parametrize("method", ["FetchOffsets", "DescribeGroup", "ListGroups"])
 @pytest.mark.parametrize("lost", ["grant", "user"])
 async def test_a_right_that_is_lost_while_a_call_waits_for_a_revision_counts(a, method, lost):
@@ -232,7 +260,7 @@ async def test_a_commit_by_id_tells_of_no_topic_that_its_user_does_not_see(a, is
     assert hidden[999].message.replace(a.parts.topic_id.hex(), bytes(16).hex()) == unknown[999].message
     errors = await a.commit(member if is_member else None, {0: 5})
     assert isinstance(errors.get(0), type(None) if is_member else UnknownTopicIdError)
-    assert await a.committed() == ({0: 5} if is_member else {})
     known.grant("bob", "monitor", f"topic:{a.parts.view.topic_by_id(a.parts.topic_id).name}")
     access.recheck()
+    assert await a.committed() == ({0: 5} if is_member else {})
     assert not isinstance((await a.commit(member if is_member else None, {999: 5}))[999], UnknownTopicIdError)

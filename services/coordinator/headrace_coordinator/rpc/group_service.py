@@ -43,7 +43,7 @@ from headrace_server.handshakes import check_handshake
 from headrace_server.identity.gate import access
 from headrace_server.identity.quotas import Use
 from headrace_server.identity.rights import Operation, ResourceKind
-from headrace_server.identity.topic_access import literal_prefix
+from headrace_server.identity.topic_access import is_shown, literal_prefix
 from headrace_server.metadata_view import ClusterView
 from headrace_server.metastore.api import LeaseNotFoundError, Metastore, MetastoreRolledBackError
 from headrace_server.rpc import unary
@@ -281,6 +281,7 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
             response.topics.extend(write_requested_offsets(entry.find_offset, request.topics, first))
         else:
             response.topics.extend(write_offsets(entry.all_offsets(), self._names()))
+            _leave_out_hidden(response.topics)
         return response
 
     # --- administration ---
@@ -313,7 +314,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         response = write_group(
             request.group_id, group, entry.live, entry.all_offsets(), names, self._clock.now_ms(), revision
         )
+        _leave_out_hidden(response.offsets, response.unowned)
         for member in response.members:
+            _leave_out_hidden(member.owned, member.target)
+            member.topics[:] = filter(is_shown, member.topics)
             if not _sees_whole_id(group.members[member.member_id]):
                 member.member_id = member.member_id[:HIDDEN_ID_BYTES]
         return response
@@ -373,6 +377,14 @@ def _check_user(entry: GroupEntry, member: Member) -> None:
     """Raise UnknownMemberError for another user's member, before its lease is renewed."""
     if not _may_act(entry, member.member_id):
         raise no_member({}, member.member_id, "")
+
+
+def _leave_out_hidden(*lists: Any) -> None:
+    """Remove topics that the caller may not describe from lists in a response; one that is deleted may have no name."""
+    for topics in lists:
+        for index in reversed(range(len(topics))):
+            if topics[index].name and not is_shown(topics[index].name):
+                del topics[index]
 
 
 def _sees_whole_id(member: Member) -> bool:
