@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from headrace.client.schemas.registry import SchemaRegistry, SchemaRegistryError
 from headrace.v1 import auth_pb2, auth_pb2_grpc
 from headrace.wire.errors import ConflictError, UnauthenticatedError, from_rpc_error
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
@@ -138,6 +139,12 @@ def test_a_token_of_an_issuer_is_exchanged_at_coordinators(secured: LocalCluster
     found = connect(address, session.token).call("WhoAmI")
     assert ([*found.groups], [grant.resource for grant in found.grants]) == (["team"], ["topic:clicks"])
     assert connect(address, session.token).call("CheckAccess", operation="read", resource="topic:clicks").allowed
+    file = tmp_path / "token"
+    file.write_text(jwt)
+    registry = SchemaRegistry(secured.schema_registry_urls[0], token_file=str(file))
+    assert registry.request("GET", "/subjects") == []
+    with pytest.raises(SchemaRegistryError, match="sso:ada has no grant of describe for schema clicks"):
+        registry.latest("clicks")
     for bad, reason in (
         (token(iat=now, nbf=now, exp=now + 60, aud="other"), f"lacks '{AUDIENCE}'"),
         (token(exp=now - 120, iat=now - 240, nbf=now - 240), "expired on"),

@@ -186,11 +186,13 @@ class _Coordinator:
         self._serve_calls(view, store, writes)
         clocks = self._process.make_clock_exchange(view)
         transactions, maintenance = self._serve_groups(view, clocks)
-        issuer_keys = await self._serve_identity(view, writes)
+        issuer_keys = IssuerKeys(self._gate.view, KeyFetcher(), self._clock)
+        tokens = IssuerTokens(self._gate.view, issuer_keys, self._clock)
+        await self._serve_identity(view, writes, tokens)
         address = await self._listen(stop)
         if address is None:
             return
-        registry_address = await self._registry.start(self._gate, writes, self._limits)
+        registry_address = await self._registry.start(self._gate, tokens, writes, self._limits)
         session = self._make_session(self._settings.advertised_address or address)
         channels = BrokerChannels(self._gate.identification.server_token, self._process.tls.internal)
         controller = self._make_controller(view, session, clocks)
@@ -362,8 +364,8 @@ class _Coordinator:
         replicas = self._settings.default_replication_factor
         return InternalTopic(TRACE_TOPIC, TRACE_CONFIGS, view, store, replicas, is_wanted)
 
-    async def _serve_identity(self, view: ClusterView, resolver: AmbiguousWriteResolver) -> IssuerKeys:
-        """Serve sessions and administrators. The caller runs the result."""
+    async def _serve_identity(self, view: ClusterView, resolver: AmbiguousWriteResolver, tokens: IssuerTokens) -> None:
+        """Serve sessions and administrators."""
         settings, metrics, gate = self._settings, self._metrics, self._gate
         writes = IdentityWrites(
             resolver,
@@ -385,11 +387,8 @@ class _Coordinator:
             clock=self._clock,
         )
         self._server.add(auth_pb2_grpc.add_AuthServiceServicer_to_server, servicer, AUTH_SERVICE_NAME)
-        keys = IssuerKeys(gate.view, KeyFetcher(), self._clock)
-        tokens = IssuerTokens(gate.view, keys, self._clock)
         sessions = SessionServicer(gate, view, self._clock, metrics.common.call_errors, tokens)
         self._server.add(auth_pb2_grpc.add_SessionServiceServicer_to_server, sessions, SESSION_SERVICE_NAME)
-        return keys
 
     def _make_session(self, address: str) -> CoordinatorSession:
         live = metadata_pb2.CoordinatorLive(

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from headrace.client.base.config import AdminConfig, build
-from headrace.client.base.credentials import credential_of, read_api_key
+from headrace.client.base.credentials import credential_of, provided_token, read_api_key, read_token
 from headrace.client.base.errors import ConfigError
 from headrace.client.net.security import ChannelSecurity
 from headrace.wire.addresses import is_loopback
@@ -115,10 +115,6 @@ class SchemaRegistry:
         self._config = build(AdminConfig, settings)
         self._urls = registry_urls(url)
         self._credential = credential_of(self._config)
-        if self._credential not in ("", "api_key", "api_key_file"):
-            raise ConfigError(
-                f"{self._credential} cannot identify a caller of the registry", action="Set api_key or api_key_file."
-            )
         for part in self._urls:
             self._check_plaintext(part)
         self._security = ChannelSecurity(self._config)
@@ -242,12 +238,13 @@ class SchemaRegistry:
         Raises:
             SchemaRegistryError: If it is refused.
             TransportError: If no URL can be reached.
+            ConfigError: If the settings' file or function has no credential.
         """
         failure: Exception | None = None
-        call_try = CallTry.first()
+        credential, call_try = self._read_credential(), CallTry.first()
         for url in self._urls:
             try:
-                return self._send(url, method, path, body, call_try)
+                return self._send(url, method, path, body, credential, call_try)
             except (OSError, HTTPException, ValueError) as error:
                 failure = error
                 if not isinstance(getattr(error, "reason", error), (ConnectionRefusedError, socket.gaierror)):
@@ -258,10 +255,26 @@ class SchemaRegistry:
             action="Check the URL, and that a coordinator with schema_registry_listen runs.",
         ) from failure
 
-    def _send(self, url: str, method: str, path: str, body: Mapping[str, Any] | None, call_try: CallTry) -> Any:
+    def _read_credential(self) -> str:
+        """Return the API key or JSON Web Token as it is now; empty without one. Raises ConfigError if there is none."""
+        if not self._credential:
+            return ""
+        if self._config.token_provider is not None:
+            return provided_token(self._config.token_provider())
+        return read_token(self._config) if self._config.token_file else read_api_key(self._config)
+
+    def _send(
+        self,
+        url: str,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        credential: str,
+        call_try: CallTry,
+    ) -> Any:
         headers = {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE, CALL_TRY_KEY: str(call_try)}
-        if self._credential:
-            headers["Authorization"] = f"Bearer {read_api_key(self._config)}"
+        if credential:
+            headers["Authorization"] = f"Bearer {credential}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url + path, data, headers, method=method)
         https = urllib.request.HTTPSHandler(context=self._security.context())

@@ -7,6 +7,7 @@ from functools import partial
 import structlog
 from headrace_server.http_listener import HttpListener
 from headrace_server.identity.gate import IdentityGate
+from headrace_server.identity.session_service import TokenVerifier
 from headrace_server.keys import Keyspace
 from headrace_server.metastore.view import PrefixView
 from headrace_server.service_process import ServiceProcess
@@ -42,7 +43,9 @@ class RegistryServer:
         if settings.schema_registry_listen:
             self.sources.append(PrefixView(process.metastore, keyspace.schema_registry_prefix, process.clock))
 
-    async def start(self, gate: IdentityGate, writes: AmbiguousWriteResolver, limits: MetadataLimits) -> str:
+    async def start(
+        self, gate: IdentityGate, tokens: TokenVerifier, writes: AmbiguousWriteResolver, limits: MetadataLimits
+    ) -> str:
         """Listen and return the bound address, empty if it does not serve; raise as `HttpListener.start`."""
         settings, metrics, tls = self._settings, self._metrics, self._process.tls.clients
         if not self.sources:
@@ -52,7 +55,7 @@ class RegistryServer:
         parser = SchemaParser(view)
         store = SchemaStore(writes, source, view, self._keyspace, parser, limits, max_bytes=settings.max_schema_bytes)
         routes = SchemaRoutes(
-            SchemaRequests(view, parser, store).routes(), gate, metrics, timeout_ms=settings.default_timeout_ms
+            SchemaRequests(view, parser, store).routes(), gate, tokens, metrics, timeout_ms=settings.default_timeout_ms
         )
         context = None if tls is None else partial(tls.server_context, settings.tls_client_auth)
         self._listener = HttpListener(routes.handle, refuse, max_body_bytes=MAX_BODY_BYTES, context=context)

@@ -1,8 +1,8 @@
 """Routes of the schema registry's REST interface: from an HTTP request to a call of `SchemaRequests`, and its answer.
 
 The interface is that of Confluent's registry, so that its clients work unchanged. A caller proves its identity with
-HTTP basic authentication, a user and one of its API keys, with a bearer token, or with a certificate, and has the
-rights of its grants on `schema:SUBJECT`. Belongs to the event loop.
+HTTP basic authentication, a user and one of its API keys, with a bearer token, also one of an issuer, or with a
+certificate, and has the rights of its grants on `schema:SUBJECT`. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from headrace.wire.errors import (
 )
 from headrace_server.calls import CURRENT_CALL
 from headrace_server.http_listener import HttpRequest, HttpResponse
+from headrace_server.identity import session_tokens
+from headrace_server.identity.callers import ANONYMOUS, Caller
 from headrace_server.identity.gate import CANCELLED, Access, IdentityGate, set_access
 from headrace_server.identity.quotas import Use
+from headrace_server.identity.session_service import TokenVerifier
 from headrace_server.internal_v1 import metadata_pb2
 from headrace_server.methods import KIB, MIB, Method
 from headrace_server.requests import PENALTY_SECONDS
@@ -147,13 +150,20 @@ class SchemaRoutes:
     """See the module; `handle` is the handler of the listener."""
 
     def __init__(
-        self, routes: list[Route], gate: IdentityGate, metrics: CoordinatorMetrics, *, timeout_ms: int
+        self,
+        routes: list[Route],
+        gate: IdentityGate,
+        tokens: TokenVerifier,
+        metrics: CoordinatorMetrics,
+        *,
+        timeout_ms: int,
     ) -> None:
         """`timeout_ms` is the time for a request."""
         self._routes: dict[tuple[int, str], list[Route]] = {}
         for route in routes:
             self._routes.setdefault(_group(route.segments), []).append(route)
         self._gate = gate
+        self._tokens = tokens
         self._metrics = metrics
         self._timeout_seconds = timeout_ms / 1_000
 
@@ -176,7 +186,7 @@ class SchemaRoutes:
         started, access, error = time.perf_counter(), None, CANCELLED
         CURRENT_CALL.set(request)
         try:
-            access = self._admit(route, request)
+            access = await self._admit(route, request)
             set_access(access)
             self._note_act(route, access, values, request)
             deadline = asyncio.get_running_loop().time() + self._timeout_seconds
@@ -200,14 +210,18 @@ class SchemaRoutes:
         self._metrics.call_seconds.labels(route.name).observe(time.perf_counter() - started)
         return response
 
-    def _admit(self, route: Route, request: HttpRequest) -> Access:
+    async def _admit(self, route: Route, request: HttpRequest) -> Access:
         """Return what the caller of a request may do.
 
         Raises:
             UnauthenticatedError, NotAuthorizedError, ThrottledError: If it is not served.
+            MetastoreUnavailableError: If the identity, or the keys of its issuer, cannot be known now.
         """
         user, token = _read_credentials(request.headers.get("authorization", ""))
-        caller = self._gate.identify(token, request.certificate_names, route.name, request.peer)
+        if _is_of_issuer(token):
+            caller = await self._verify(token, route, request)
+        else:
+            caller = self._gate.identify(token, request.certificate_names, route.name, request.peer)
         if user is not None and token and caller.identity.user != user:
             error = UnauthenticatedError(
                 f"the API key is not one of user {user[:64]!r}", action="Name the user that has the key."
@@ -217,6 +231,16 @@ class SchemaRoutes:
         access = self._gate.admit(caller, route.name, route.row, request.peer)
         access.charge(Use.REQUEST)
         return access
+
+    async def _verify(self, token: str, route: Route, request: HttpRequest) -> Caller:
+        """Return the caller with a JSON Web Token; note a refusal, and raise as `_admit`."""
+        try:
+            caller = Caller(await self._tokens.verify(token), self._gate.view)
+            self._gate.identification.check(caller)
+        except UnauthenticatedError as error:
+            Access(self._gate, ANONYMOUS, route.name, request.peer).note_refusal(error.code, error.message)
+            raise
+        return caller
 
     def _note_act(self, route: Route, access: Access, values: Mapping[str, str], request: HttpRequest) -> None:
         if route.row.is_change:
@@ -271,6 +295,11 @@ def _group(segments: tuple[str, ...]) -> tuple[int, str]:
 
 def _split(path: str) -> tuple[str, ...]:
     return tuple(path.strip("/").split("/")) if path.strip("/") else ()
+
+
+def _is_of_issuer(token: str) -> bool:
+    """Return whether a token has the form of a JSON Web Token."""
+    return token.count(".") == 2 and not token.startswith(session_tokens.PREFIX)
 
 
 def _read_credentials(header: str) -> tuple[str | None, str]:

@@ -60,6 +60,19 @@ def test_a_redirect_is_not_followed(server):
     assert [each[:2] for each in asked] == [("/subjects", "Bearer hrk_id1_secret1")]
 
 
+def test_a_token_of_an_issuer_is_sent_as_it_is_now(tmp_path):
+    """Users of an issuer have no API key. A file is read again, a function is called again."""
+    file = tmp_path / "token"
+    with serving(lambda path: (200, {}, b"[]")) as (url, asked):
+        provided = iter(["d.e.5", "d.e.6"])
+        by_function = SchemaRegistry(url, bootstrap_servers="localhost:7181", token_provider=lambda: next(provided))
+        for number in (1, 2):
+            file.write_text(f"a.b.{number}\n")
+            SchemaRegistry(url, bootstrap_servers="localhost:7181", token_file=str(file)).request("GET", "/")
+            by_function.request("GET", "/")
+    assert [each[1] for each in asked] == [f"Bearer {token}" for token in ("a.b.1", "d.e.5", "a.b.2", "d.e.6")]
+
+
 @pytest.mark.parametrize(
     ("status", "answer", "action"),
     [
