@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import re
+import shlex
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -18,6 +21,7 @@ from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from tests.integration.replicated import until
 
 WAIT_SECONDS = 60.0
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "audit.md"
 
 
 class Secured:
@@ -171,6 +175,20 @@ def test_the_audit_log_says_who_deleted_a_topic(secured):
         ("eve", ["topic:doomed"]),
         ("admin", ["topic:doomed"]),
     ]
+
+
+def test_the_query_of_the_page_says_who_deleted_a_topic(secured, capfd, monkeypatch):
+    """And no other one, also if its name begins with the same."""
+    for topic in ("orders", "orders.eu"):
+        secured.admin.create_topic(topic)
+        secured.admin.delete_topic(topic)
+        assert secured.events("act", "DeleteTopics", f"topic:{topic}")
+    command = re.search(r"^headrace (sql .+?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    monkeypatch.setenv("HEADRACE_API_KEY", secured.admin_key)
+    monkeypatch.setenv("HEADRACE_BOOTSTRAP_SERVERS", secured.servers)
+    assert run([*shlex.split(command[1]), "--output", "json"], SdkClients()) == ExitCode.OK
+    (found,) = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert (found["who"], found["error"]) == ("admin", "")
 
 
 @pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])

@@ -35,11 +35,22 @@ it sees the new administrator, whose name is in `request`, or a step of the repl
 
 ## Who deleted this?
 
+```sh
+headrace sql "select timestamp, json->>'user' as who, json->>'error' as error from __audit
+  where json->>'kind' = 'act' and json->>'method' = 'DeleteTopics' and json->>'resources' like '%\\"topic:orders\\"%'"
+```
+
+The same on Spark:
+
 ```python
 schema = "kind string, time_ms long, user string, address string, method string, error string, resources array<string>"
 events = (
     spark.read.format("headrace")
-    .option("topics", "__audit")
+    .option("headrace.bootstrap.servers", "coordinator-1.example.org:7170")
+    .option("headrace.security.protocol", "SSL")
+    .option("headrace.ssl.cafile", "services-ca.pem")
+    .option("headrace.api.key.file", "admin.key")
+    .option("subscribe", "__audit")
     .load()
     .selectExpr(f"from_json(cast(value as string), '{{schema}}') as event")
     .select("event.*")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from headrace.spark.options import OPTIONS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "protocols").glob("*.md"))]
@@ -46,6 +47,19 @@ def test_the_architecture_names_the_code() -> None:
         _resolve("headrace.wire.batch.no_such_function")
     with pytest.raises(ModuleNotFoundError):
         _resolve("headrace_nothing.at_all")
+
+
+def test_options_of_spark_are_real() -> None:
+    """Each `option` of an example that names the source or the sink is one of theirs, or one of Spark itself."""
+    known = {option.name for option in OPTIONS} | {"checkpointLocation", "path"}
+    named: dict[str, set[str]] = {}
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for example in re.findall(r"```python\n(.+?)```", page.read_text("utf-8"), re.DOTALL):
+            if 'format("headrace")' in example:
+                options = set(re.findall(r"\.option\(\"([^\"]+)\"", example))
+                assert all(option in known or option.startswith(PREFIX) for option in options), (page, options - known)
+                named.setdefault(page.name, set()).update(options)
+    assert "subscribe" in named["spark.md"]
 
 
 def test_tests_named_in_the_paper_page_exist() -> None:
