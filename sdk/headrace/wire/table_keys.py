@@ -26,7 +26,7 @@ _MAX_EXPIRES_MS = (1 << 63) - 1
 ABSENT = -1
 """Version of a row that does not exist."""
 ROW_END = b"\x00\x01"
-"""Bytes between a row and its column: every key of a table, and no other, has them."""
+"""Bytes between a row and its column: every key of a table has them."""
 
 
 def table_key(row: bytes, column: bytes) -> bytes:
@@ -36,13 +36,16 @@ def table_key(row: bytes, column: bytes) -> bytes:
 
 def split_key(key: bytes) -> tuple[bytes, bytes] | None:
     """Return the row and the column of a key; `None` if it is no key of a table."""
-    row, end, column = key.partition(ROW_END)
-    return (row.replace(b"\x00\xff", b"\x00"), column) if end else None
+    if not is_table_key(key):
+        return None
+    row, _, column = key.partition(ROW_END)
+    return row.replace(b"\x00\xff", b"\x00"), column
 
 
 def is_table_key(key: bytes) -> bool:
-    """Return whether a record's key is one of a table."""
-    return ROW_END in key
+    """Return whether a record's key is one of a table; others, from before the topic was one, may have a `ROW_END`."""
+    end = key.find(ROW_END)
+    return end > 0 and (key.find(b"\x00", 0, end) < 0 or key.count(b"\x00", 0, end) == key.count(b"\x00\xff", 0, end))
 
 
 def row_start(row: bytes) -> bytes:

@@ -234,6 +234,21 @@ def test_changes_of_a_batch_are_its_keys_of_rows():
     assert changes_of(columns)[1].row == row_start(b"r")
 
 
+@pytest.mark.parametrize("key", [b"\x00\x00\x00\x01", b"a\x00\x02\x00\x01x", b"\x00\x01x"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_keys_from_before_the_topic_was_a_table_hide_no_rows(key, at_once):
+    """They are no rows themselves, although they have the bytes between a row and its column."""
+    rows = [b"\x00", b"\x00\x01", b"a", b"a\x00", b"a\x00\x01", b"b"]
+    keys = [key, *(table_key(row, b"x") for row in rows)]
+    batches = list(batches_of([ColumnChange(each, at, False, 0) for at, each in enumerate(keys)]))
+    state = RowOffsets(batches if at_once else ())
+    for batch in () if at_once else batches:
+        for change in changes_of(batch):
+            state.apply(change)
+    assert list(state.rows_from(b"", None, b"")) == rows
+    assert (state.rows, state.columns) == (len(rows), len(rows))
+
+
 def test_a_column_that_is_written_again_leaves_nothing_of_its_former_expiries():
     """Whether the times grow or shrink, and whether it is deleted in between."""
     state, key = RowOffsets(), table_key(b"r", b"c")
