@@ -105,6 +105,12 @@ def test_large_values_come_in_parts(users):
     assert (len(users.get("wide")), users.get("wide").next_column) == (400, None)
 
 
+def test_long_keys_are_read_by_several_requests(users):
+    keys = [f"{number:03}".ljust(15 << 10, "k") for number in range(300)]
+    users.put(keys[-1], {"v": "1"})
+    assert [row is not None for row in users.get_many(keys)] == [False] * 299 + [True]
+
+
 def test_rows_of_many_large_values_are_whole(users):
     """An answer ends between two rows."""
     keys = [f"r{number:03}" for number in range(500)]

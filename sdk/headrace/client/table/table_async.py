@@ -23,7 +23,14 @@ from headrace.client.table.purges import PURGE_S, PurgedReplica, PurgeOperations
 from headrace.client.table.row_writes import Versions, checked_ttl_ms
 from headrace.client.table.rows import Row, TableCount, TablePartition, column_slice, key_of
 from headrace.client.table.table_calls_async import AsyncTableCalls
-from headrace.client.table.table_operations import KEYS_AT_ONCE, ReadFrom, SeenRow, TableOperations, scan_range
+from headrace.client.table.table_operations import (
+    KEYS_AT_ONCE,
+    ReadFrom,
+    SeenRow,
+    TableOperations,
+    key_parts,
+    scan_range,
+)
 from headrace.display.progress import progress_bar
 from headrace.v1.tables_pb2 import ColumnSlice
 from headrace.wire.errors import OffsetNotAvailableError, TimedOutError, UnknownTopicIdError
@@ -139,9 +146,9 @@ class AsyncTable:
         deadline = operations.deadline(timeout)
         groups = await self._calls.run(operations.group_keys(rows, deadline))
         reads = [
-            operations.get_rows(number, group[start : start + KEYS_AT_ONCE], columns, wanted, deadline)
+            operations.get_rows(number, part, columns, wanted, deadline)
             for number, group in groups.items()
-            for start in range(0, len(group), KEYS_AT_ONCE)
+            for part in key_parts(group, KEYS_AT_ONCE)
         ]
         found: dict[bytes, Row | None] = {}
         for part in await self._calls.run_all(reads):

@@ -4,7 +4,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.client.admin.rpc import config_values
@@ -56,6 +56,8 @@ MAX_KEYS = 10_000
 KEYS_AT_ONCE = 250
 """Keys of one request of a read of many: a broker looks for some while the client decodes others."""
 MAX_PAGE_ROWS = 1_000
+_KEYS_BYTES = 768 << 10
+"""Bytes of keys of one request, which may have 1 MiB."""
 _DELETED_COLUMNS = 5_000
 """Columns that are read at a time for the deletion of a row in parts."""
 _TRY_S = 10.0
@@ -93,6 +95,20 @@ def scan_range(
         raise ConfigError(f"page_rows={page_rows} is not 1 to {MAX_PAGE_ROWS:,}")
     wanted = column_slice(columns, None, None, None)
     return ScanRange(key_of(start), None if end is None else key_of(end), key_of(prefix), wanted, page_rows)
+
+
+def key_parts(keys: Iterable[bytes], most: int) -> Iterator[list[bytes]]:
+    """Yield at most `most` keys at a time, as many as fit into a request."""
+    part: list[bytes] = []
+    size = 0
+    for key in keys:
+        size += len(key) + 4  # With its tag and length.
+        if part and (len(part) == most or size > _KEYS_BYTES):
+            yield part
+            part, size = [], len(key) + 4
+        part.append(key)
+    if part:
+        yield part
 
 
 class ScanPage(NamedTuple):
@@ -264,14 +280,14 @@ class TableOperations:
     def purged_partitions(
         self, keys: Sequence[bytes], prefix: bytes | None, deleted: bool, timeout: float
     ) -> Operation[list[PurgedPartition]]:
-        """Return what to purge of each partition; keys, at most `MAX_KEYS` at a time."""
+        """Return what to purge of each partition; of keys, as many at a time as a request may have."""
         deadline = self.deadline(timeout)
         if keys:
             groups = yield from self.group_keys(keys, deadline)
             return [
-                PurgedPartition(partition, tuple(group[start : start + MAX_KEYS]))
+                PurgedPartition(partition, tuple(part))
                 for partition, group in sorted(groups.items())
-                for start in range(0, len(group), MAX_KEYS)
+                for part in key_parts(group, MAX_KEYS)
             ]
         count = yield from self.partitions(deadline)
         return [PurgedPartition(partition, (), prefix, deleted) for partition in range(count)]

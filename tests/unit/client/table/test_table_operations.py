@@ -9,7 +9,14 @@ from headrace.client.base.operations import Call, Pause
 from headrace.client.base.partitioner import partition_for_key
 from headrace.client.table import table_operations
 from headrace.client.table.rows import column_slice
-from headrace.client.table.table_operations import ReadFrom, TableOperations, scan_range
+from headrace.client.table.table_operations import (
+    KEYS_AT_ONCE,
+    MAX_KEYS,
+    ReadFrom,
+    TableOperations,
+    key_parts,
+    scan_range,
+)
 from headrace.v1 import cluster_pb2, tables_pb2
 from headrace.wire.errors import (
     BatchTooLargeError,
@@ -23,6 +30,7 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
     to_status_bytes,
 )
+from headrace_server.methods import METHODS
 
 from tests.fakes.failed_call import FailedCallError
 
@@ -225,6 +233,18 @@ def test_rows_that_did_not_fit_are_asked_for_again(servers):
     found = servers.run(read_rows(servers, grouped[0], "leader"), *answers)
     assert {key: row.version for key, row in found.items()} == {b"0": 0, b"1": 1, b"2": 2}
     assert [list(request.keys) for _, request in servers.calls] == [[b"0", b"1", b"2"], [b"2"]]
+
+
+@pytest.mark.parametrize(("key_bytes", "count"), [(16, 10_500), (110, 10_500), (16 << 10, 100)])
+def test_a_request_has_no_more_keys_than_a_broker_takes(servers, key_bytes, count):
+    keys = [b"%06d" % number + b"x" * (key_bytes - 6) for number in range(count)]
+    purged = servers.run(servers.operations.purged_partitions(keys, None, False, 5))
+    reads = [tables_pb2.GetRowsRequest(keys=part) for part in key_parts(keys, KEYS_AT_ONCE)]
+    purges = [tables_pb2.PurgeRowsRequest(keys=each.keys) for each in purged]
+    for name, requests, most in (("GetRows", reads, KEYS_AT_ONCE), ("PurgeRows", purges, MAX_KEYS)):
+        limit = METHODS[f"/headrace.v1.TableService/{name}"].max_bytes
+        assert [key for request in requests for key in request.keys] == keys
+        assert all(len(each.keys) <= most and each.ByteSize() < 0.9 * limit for each in requests)
 
 
 def row_of(version, names, next_column=None):
