@@ -14,6 +14,8 @@ import headrace
 import pytest
 from headrace import ABSENT, Admin, ConfigError, InvalidRequestError, Table, VersionConflictError, aio
 from headrace.client.base.partitioner import partition_for_key
+from headrace.client.table import table_operations
+from headrace.client.table.purges import PurgedPartition
 from headrace.wire.errors import NotEnoughReplicasError, Outcome
 from headrace.wire.table_keys import table_key
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
@@ -383,6 +385,23 @@ def test_wrong_calls_say_what_is_wrong(cluster, users, create):
             until(lambda: is_no_table(table), "it is a topic again")
         with pytest.raises(headrace.InvalidConfigError, match="cleanup_policy"):
             admin.alter_config("plain", {"cleanup_policy": "delete", "table": "yes"})
+
+
+def test_a_row_in_a_wrong_partition_is_refused(users, monkeypatch):
+    """A client that takes another hash would find its own rows, and no other client would."""
+    users.put("u17", {"plan": "pro"})
+    own, before = partition_for_key(b"u17", 2), users.describe_partitions()
+    with monkeypatch.context() as patched:
+        patched.setattr(table_operations, "partition_for_key", lambda key, partitions: 1 - own)
+        for call in (lambda: users.put("u17", {"plan": "free"}), lambda: users.delete("u17"), lambda: users.get("u17")):
+            with pytest.raises(InvalidRequestError, match=f"of partition {own} of 2, not of {1 - own}") as refused:
+                call()
+            assert "CRC-32" in refused.value.action
+    [broker_id, *_] = users._calls.run(users._purges.replicas(1 - own, 10, ()))
+    purged = users._calls.run(users._purges.purge(PurgedPartition(1 - own, (b"u17",)), broker_id, 0, 10))
+    assert not purged.done
+    assert f"of partition {own} of 2" in purged.problem
+    assert users.describe_partitions() == before
 
 
 def test_a_table_is_made_plain_and_a_table_again_while_in_use(cluster, create):

@@ -33,7 +33,7 @@ from headrace.partition.table_state import RowOffsets, changes_of, decode_table_
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.columns import Columns
 from headrace.wire.errors import CorruptBatchError, InvalidRequestError, OffsetNotAvailableError, OffsetOutOfRangeError
-from headrace.wire.table_keys import ABSENT, check_row
+from headrace.wire.table_keys import ABSENT, check_partition, check_row
 
 _log = logging.getLogger("headrace.embedded")
 
@@ -218,7 +218,7 @@ class DirectoryTables:
         if not 0 < len(request.keys) <= MAX_KEYS:
             raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
         keys, wanted = [check_row(key) for key in request.keys], wanted_columns(request.columns)
-        state = self._state(request.read.table, request.read.partition)
+        state = self._state(request.read.table, request.read.partition, keys)
         with state.lock:
             response = tables_pb2.GetRowsResponse(as_of_offset=self._as_of(state, request.read))
             self._add_rows(state, keys, wanted, response.rows)
@@ -259,6 +259,7 @@ class DirectoryTables:
         """Answer a WriteRow: no other write comes between the decision and the append."""
         topic = self._topic(request.table)
         partition = self._partitions.writable(topic, request.partition)
+        check_partition([request.key], request.partition, topic.partitions)
         write = read_row_write(request, topic.config.table_ttl_ms, time.time_ns() // 1_000_000)
         if not write.needs_state:
             return self._append(partition, write)
@@ -288,7 +289,7 @@ class DirectoryTables:
         deadline = time.monotonic() + request.timeout_ms / 1000
         wanted = purged_rows(request)
         partition = self._partitions.writable(self._topic(request.table), request.partition)
-        state = self._state(request.table, request.partition)
+        state = self._state(request.table, request.partition, wanted.keys)
         response = tables_pb2.PurgeRowsResponse(broker_id=0)
         report = partition.purge(wanted, lambda: self._purgeable_end(state, wanted))
         response.removed_records, response.read_bytes = report.removed_records, report.size_bytes
@@ -335,8 +336,10 @@ class DirectoryTables:
             )
         return topic
 
-    def _state(self, reference: topics_pb2.TopicRef, number: int) -> DirectoryTableState:
-        partition = self._partitions.readable(self._topic(reference), number)
+    def _state(self, reference: topics_pb2.TopicRef, number: int, keys: Iterable[bytes] = ()) -> DirectoryTableState:
+        topic = self._topic(reference)
+        partition = self._partitions.readable(topic, number)
+        check_partition(keys, number, topic.partitions)
         with self._lock:
             state = self._states.get(partition)
             if state is None:

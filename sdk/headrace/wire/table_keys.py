@@ -10,6 +10,9 @@ The row alone decides the partition: CRC-32 of its key modulo the number of part
 The order of pairs by an escape byte is that of FoundationDB's tuple layer.
 """
 
+import zlib
+from collections.abc import Iterable
+
 import numpy as np
 
 from headrace.wire.decoded import Columns, Int64s
@@ -101,6 +104,20 @@ def check_column(name: bytes) -> bytes:
             f"a column's name of {len(name)} bytes is over the limit of {MAX_COLUMN_BYTES}", action="Shorten it."
         )
     return name
+
+
+def check_partition(rows: Iterable[bytes], partition: int, partitions: int) -> None:
+    """Check that the rows with these keys are in a partition: in another one no reader would find them.
+
+    Raises:
+        InvalidRequestError: If one of them is not.
+    """
+    for row in rows:
+        if (own := zlib.crc32(row) % partitions) != partition:
+            raise InvalidRequestError(
+                f"a row's key is of partition {own} of {partitions}, not of {partition}",
+                action="Send it to CRC-32 of the key, as of zlib, modulo the number of partitions.",
+            )
 
 
 def expiry_headers(expires_ms: int) -> tuple[tuple[str, bytes], ...]:

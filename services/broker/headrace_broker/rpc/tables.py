@@ -26,7 +26,7 @@ from headrace.partition.table_rows import (
 from headrace.partition.table_state import RowOffsets
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
-from headrace.wire.table_keys import check_row
+from headrace.wire.table_keys import check_partition, check_row
 from headrace_server.call_spans import current_trace_id
 from headrace_server.caller_turns import next_turn
 from headrace_server.calls import CALLER
@@ -83,7 +83,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         if not 0 < len(request.keys) <= MAX_KEYS:
             raise InvalidRequestError(f"{len(request.keys)} keys are not 1 to {MAX_KEYS}")
         keys, wanted = [check_row(key) for key in request.keys], wanted_columns(request.columns)
-        read = await self._begin(request.read, when_done)
+        read = await self._begin(request.read, when_done, keys)
         response = tables_pb2.GetRowsResponse(as_of_offset=read.as_of_offset)
         await read.add_rows(keys, wanted, response.rows)
         self._metrics.hits.inc(read.answer.hits)
@@ -131,7 +131,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         """Return the response to a WriteRow, after the checks."""
         self._broker.check_serving()
         seconds = seconds_of(request.timeout_ms)
-        partition, table = self._find(request.table, request.partition, Operation.WRITE)
+        partition, table = self._find(request.table, request.partition, Operation.WRITE, [request.key])
         caller = access()
         caller.check_quota(Use.PRODUCE)
         caller.charge(Use.PRODUCE, request.ByteSize())
@@ -160,7 +160,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds_of(request.timeout_ms)
         wanted = purged_rows(request)
-        partition, table = self._find(request.table, request.partition, Operation.DELETE)
+        partition, table = self._find(request.table, request.partition, Operation.DELETE, wanted.keys)
         partition.replica.check_serving(-1)
         if partition.replica.high_watermark < wanted.before_offset:
             read = tables_pb2.TableRead(
@@ -179,10 +179,10 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
             response.removed_records, response.read_bytes = report.removed_records, report.size_bytes
         return response
 
-    async def _begin(self, asked: tables_pb2.TableRead, when_done: WhenDone) -> _Reading:
+    async def _begin(self, asked: tables_pb2.TableRead, when_done: WhenDone, keys: Iterable[bytes] = ()) -> _Reading:
         self._broker.check_serving()
         await self._broker.hold_fetch()
-        partition, table = self._find(asked.table, asked.partition, Operation.READ)
+        partition, table = self._find(asked.table, asked.partition, Operation.READ, keys)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds_of(asked.timeout_ms)
         try:
@@ -268,8 +268,9 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
         return max(1, int(seconds * 1e6))
 
     def _find(
-        self, reference: topics_pb2.TopicRef, number: int, operation: Operation
+        self, reference: topics_pb2.TopicRef, number: int, operation: Operation, keys: Iterable[bytes] = ()
     ) -> tuple[Partition, PartitionTable]:
+        """Return a partition of a table, which must be that of the rows with these keys."""
         topic = find_topic(self._view, reference, operation)
         partition = self._replica_manager.find_in(topic, number)
         if partition.table is None:
@@ -278,6 +279,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 action=f"Create it by `headrace table create`, or `headrace topic alter {topic.name} --config "
                 "cleanup_policy=compact --config table=yes`.",
             )
+        check_partition(keys, number, topic.partitions)
         return partition, partition.table
 
 
