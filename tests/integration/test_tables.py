@@ -210,6 +210,11 @@ def test_a_replica_tells_and_waits_for_what_it_has(users):
         version = users.put("r", {"n": str(number)})
         row = users.get("r", consistency="replica", min_offset=version + 1)
         assert int(row["n"]) == number
+        assert row.as_of_offset > version
+    users.put("r", {"m": "1"})
+    [scanned] = users.scan(consistency="replica", columns=["n"])
+    again = users.get("r", ["n"], consistency="replica", min_offset=scanned.as_of_offset)
+    assert again.as_of_offset >= scanned.as_of_offset > version
     with pytest.raises(headrace.OffsetNotAvailableError):
         users.get("r", min_offset=version + 1_000, timeout=0.5)
 

@@ -244,7 +244,13 @@ def _document(row: "Row") -> JsonValue:
         name: {"value": to_json(column.value), "version": column.version, "timestamp_ms": column.timestamp_ms}
         for name, column in row.columns.items()
     }
-    return {"key": to_json(row.key), "version": row.version, "columns": columns, "next_column": row.next_column}
+    return {
+        "key": to_json(row.key),
+        "version": row.version,
+        "columns": columns,
+        "next_column": row.next_column,
+        "as_of_offset": row.as_of_offset,
+    }
 
 
 def _consistency(replica: bool) -> str:

@@ -45,15 +45,25 @@ class Row(Mapping[str, Any]):
         version: version of the whole row, for `if_version`; also if only some of its columns were read.
         columns: columns with their versions and times.
         next_column: name of the first column that was left out by a limit; `None` if none was.
+        as_of_offset: it has every write to its partition that was committed below this offset. As the `min_offset` of
+            later reads of the row it keeps these from going back, whichever replica answers them.
     """
 
-    __slots__ = ("columns", "key", "next_column", "version")
+    __slots__ = ("as_of_offset", "columns", "key", "next_column", "version")
 
-    def __init__(self, key: bytes, version: int, columns: Mapping[str, RowColumn], next_column: str | None) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        version: int,
+        columns: Mapping[str, RowColumn],
+        next_column: str | None = None,
+        as_of_offset: int = 0,
+    ) -> None:
         self.key = key
         self.version = version
         self.columns = columns
         self.next_column = next_column
+        self.as_of_offset = as_of_offset
 
     def __getitem__(self, name: str) -> Any:
         return self.columns[name].value
@@ -105,8 +115,8 @@ class RowFormat:
         self._serializer = resolve_serializer(config.value_serializer, "value_serializer")
         self._deserializer = resolve_deserializer(config.value_deserializer, "value_deserializer")
 
-    def row(self, said: tables_pb2.TableRow) -> Row | None:
-        """Return a row of a response; `None` if it does not exist.
+    def row(self, said: tables_pb2.TableRow, as_of_offset: int) -> Row | None:
+        """Return a row of a response as of this offset; `None` if it does not exist.
 
         Raises:
             SerializationError: If a value cannot be deserialized.
@@ -127,7 +137,7 @@ class RowFormat:
                     ) from error
             columns[text_of(column.name)] = RowColumn(value, column.version, column.timestamp_ms)
         next_column = text_of(said.next_column) if said.HasField("next_column") else None
-        return Row(said.key, said.version, columns, next_column)
+        return Row(said.key, said.version, columns, next_column, as_of_offset)
 
     def write_columns(self, columns: Mapping[str, Any]) -> list[tables_pb2.WriteColumn]:
         """Return the columns of a write; a value of `None` deletes its column.

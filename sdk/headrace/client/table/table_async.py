@@ -51,7 +51,8 @@ class AsyncTable:
     `headrace`, and accepts `timeout` in seconds for all tries together (default: request_timeout_ms).
 
     `consistency="leader"`, the default, reads what has been acknowledged before (linearizable). "replica" reads from
-    any in-sync replica what is committed as far as that knows; `min_offset=version` then waits for one's own write.
+    any in-sync replica what is committed as far as that knows, `row.as_of_offset`; `min_offset=version + 1` then waits
+    for one's own write.
     """
 
     def __init__(self, name: str, **settings: Unpack[TableSettings]) -> None:

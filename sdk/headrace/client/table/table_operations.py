@@ -117,6 +117,7 @@ class ScanPage(NamedTuple):
     rows: Sequence[tables_pb2.TableRow]
     next_key: bytes | None
     """Where to continue; `None` at the end."""
+    as_of_offset: int
 
 
 class SeenRow(NamedTuple):
@@ -180,7 +181,7 @@ class TableOperations:
             for row in response.rows:
                 if row.HasField("next_column"):
                     yield from self._complete(partition, row, columns, wanted, deadline)
-                found[row.key] = self._format.row(row)
+                found[row.key] = self._format.row(row, response.as_of_offset)
             keys = keys[len(response.rows) :]
         return found
 
@@ -233,7 +234,8 @@ class TableOperations:
         response = yield from self._call(partition, "GetRows", request, deadline)
         yield from self._complete(partition, response.rows[0], columns, wanted, deadline)
         topic_id = request.read.table.topic_id  # Of the answer: the table may have been made anew meanwhile.
-        return SeenRow(self._format.row(response.rows[0]), response.as_of_offset, topic_id)
+        row_seen = self._format.row(response.rows[0], response.as_of_offset)
+        return SeenRow(row_seen, response.as_of_offset, topic_id)
 
     def scan_page(
         self, partition: int, wanted: ScanRange, consistency: str, timeout: float | None
@@ -254,7 +256,8 @@ class TableOperations:
             if row.HasField("next_column"):
                 yield from self._complete(partition, row, wanted.columns, ReadFrom(consistency), deadline)
         rows = [row for row in response.rows if row.version != ABSENT]  # One was deleted before it was complete.
-        return ScanPage(rows, response.next_key if response.HasField("next_key") else None)
+        next_key = response.next_key if response.HasField("next_key") else None
+        return ScanPage(rows, next_key, response.as_of_offset)
 
     def rows_of(self, page: ScanPage) -> list[Row]:
         """Return the rows of a page as the application sees them.
@@ -262,7 +265,8 @@ class TableOperations:
         Raises:
             SerializationError: If a value cannot be deserialized.
         """
-        return [row for row in map(self._format.row, page.rows) if row is not None]
+        rows = (self._format.row(each, page.as_of_offset) for each in page.rows)
+        return [row for row in rows if row is not None]
 
     def count(self, partition: int, consistency: str, deadline: float) -> Operation[TablePartition]:
         """Count the rows and columns of a partition."""
