@@ -493,9 +493,20 @@ class TableOperations:
         else:
             request.read.table.topic_id, request.read.timeout_ms = topic_id, timeout_ms
 
+    def _check_partition(self, partition: int, deadline: float) -> Operation[None]:
+        """Raise UnknownPartitionError for one that the table does not have: its number of partitions stays."""
+        if not 0 <= partition < (yield from self.partitions(deadline)):
+            yield from self._refresh(deadline)  # The table may have been made anew.
+            count = yield from self.partitions(deadline)
+            if not 0 <= partition < count:
+                raise UnknownPartitionError(
+                    f"{self._name} has partitions 0 to {count - 1}, not {partition}",
+                    retriable=False,
+                    action="Choose one of them.",
+                )
+
     def _leader(self, partition: int, deadline: float) -> Operation[tuple[str, bytes]]:
-        if partition >= (yield from self.partitions(deadline)):
-            raise UnknownPartitionError(f"{self._name} has no partition {partition}")
+        yield from self._check_partition(partition, deadline)
         with self._lock:
             leader = self._metadata.leader(TopicPartition(self._name, partition))
             topic_id = self._metadata.require(self._name).topic_id
@@ -505,7 +516,7 @@ class TableOperations:
 
     def _replica(self, partition: int, deadline: float, *, is_nearest: bool) -> Operation[tuple[str, bytes]]:
         """Return an in-sync replica, by chance: of those at the least distance if it `is_nearest`."""
-        yield from self.partitions(deadline)
+        yield from self._check_partition(partition, deadline)
         with self._lock:
             topic_id, replicas = self._metadata.require(self._name).topic_id, self._replicas.get(partition)
         if not replicas:

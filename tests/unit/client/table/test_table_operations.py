@@ -26,6 +26,7 @@ from headrace.wire.errors import (
     OffsetNotAvailableError,
     Outcome,
     TimedOutError,
+    UnknownPartitionError,
     UnknownProducerError,
     UnknownTopicIdError,
     to_status_bytes,
@@ -185,6 +186,16 @@ def test_a_producer_that_a_leader_has_forgotten_is_replaced(servers):
 def read_rows(servers, keys, consistency):
     columns, deadline = column_slice(None, None, None, None), servers.operations.deadline(None)
     return servers.operations.get_rows(0, keys, columns, ReadFrom(consistency), deadline)
+
+
+@pytest.mark.parametrize("consistency", ["leader", "replica"])
+@pytest.mark.parametrize("partition", [-1, 1])
+def test_a_partition_that_the_table_does_not_have_is_told_at_once(servers, consistency, partition):
+    """A table keeps its number of partitions."""
+    before, deadline = servers.now, servers.operations.deadline(None)
+    with pytest.raises(UnknownPartitionError, match=f"has partitions 0 to 0, not {partition}"):
+        servers.run(servers.operations.count(partition, consistency, deadline))
+    assert (servers.calls, servers.now) == ([], before)
 
 
 def test_a_read_from_a_replica_asks_any_in_sync_one(servers):
