@@ -674,8 +674,9 @@ async def test_a_read_waits_for_an_offset(tmp_path: Path) -> None:
         assert len(partition.watchers) == 1
         await writes.write(write(b"r", {b"a": b"1", b"b": b"2"}), 5.0)
         await waiting
-        with pytest.raises(OffsetNotAvailableError, match="in time"):
+        with pytest.raises(OffsetNotAvailableError, match="in time: this replica has those below 2") as late:
             await awaited(partition, serving, 100, 0.01)
+        assert "min_offset" in late.value.action, "the leader has no other one to ask"
         assert not partition.watchers
 
 

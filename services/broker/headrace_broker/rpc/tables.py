@@ -240,8 +240,9 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 _check_replica(partition, asked.consistency)
                 if not await wake_up.wait_until(deadline):
                     raise OffsetNotAvailableError(
-                        f"records below offset {asked.min_offset} were not committed here in time",
-                        action="Read from the leader, or try again.",
+                        f"records below offset {asked.min_offset} were not committed in time: this replica has "
+                        f"those below {replica.high_watermark}",
+                        action="Take min_offset from the same partition: the version of the row, plus one. Try again.",
                     )
         finally:
             waiters.leave(wake_up, [partition])
