@@ -58,7 +58,10 @@ def test_a_rejected_move_is_printed_with_its_reason(headrace: Any, uneven: Any) 
     assert (ended.code, "it is too late" in ended.err) == (ExitCode.FAILED, True)
 
 
-@pytest.mark.parametrize("options", [("--max-ratio", "1"), ("--by", "weight"), ("--throttle", "fast")])
+@pytest.mark.parametrize(
+    "options",
+    [("--by", "load", "--max-ratio", "1"), ("--max-ratio", "1.5"), ("--by", "weight"), ("--throttle", "fast")],
+)
 def test_bad_options_are_usage_errors(headrace: Any, uneven: Any, options: tuple[str, ...]) -> None:
     """Before anything is planned."""
     ended = headrace("cluster", "balance", *options)

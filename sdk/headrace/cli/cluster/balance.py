@@ -33,11 +33,14 @@ def balance(
         typer.Option("--by", help="Numbers of replicas, or the load that brokers measure: bytes and requests."),
     ] = BalanceMeasure.REPLICAS,
     max_ratio: Annotated[
-        float,
+        float | None,
         typer.Option(
-            "--max-ratio", metavar="RATIO", help="With --by load: highest load of a broker, as a multiple of the mean."
+            "--max-ratio",
+            metavar="RATIO",
+            help="With --by load: highest load of a broker, as a multiple of the mean.",
+            show_default=str(MAX_RATIO),
         ),
-    ] = MAX_RATIO,
+    ] = None,
     throttle: Throttle = None,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -58,9 +61,11 @@ def balance(
       headrace cluster balance --by load --dry-run --output json > plan.json
       headrace cluster balance
     """
+    if max_ratio is not None and by is not BalanceMeasure.LOAD:
+        raise typer.BadParameter("it needs --by load", param_hint="--max-ratio")
     rate = parse_rate(throttle) if throttle is not None else 0
     with session.admin() as admin:
-        plan = admin.plan_balance(by.value, max_ratio=max_ratio)
+        plan = admin.plan_balance(by.value, max_ratio=MAX_RATIO if max_ratio is None else max_ratio)
         warn_of_hidden(session, plan.hidden_topics, "and the plan neither counts nor moves their replicas")
         run = MoveRun(session, admin, rate, yes=yes, dry_run=dry_run, fields=_fields(plan), heading=_heading(plan))
         run.start(plan.moves, watch=watch, interval=interval, wait_timeout=wait_timeout)
