@@ -137,7 +137,7 @@ def test_scans_give_rows_in_order_in_pages(users):
 
 def test_a_write_of_a_version_that_lost_changes_nothing(users):
     first = users.put("k", {"v": "1"}, if_version=ABSENT)
-    with pytest.raises(VersionConflictError, match=f"has version {first}, not -1") as failed:
+    with pytest.raises(VersionConflictError, match=f"has version {first}, it was to be absent") as failed:
         users.put("k", {"v": "2"}, if_version=ABSENT)
     assert failed.value.version == first
     second = users.put("k", {"v": "3"}, if_version=first)

@@ -334,7 +334,8 @@ class TableOperations:
         response = yield from self._write_once(request, deadline)
         if not response.applied:
             is_there = f"has version {response.version}" if response.version >= 0 else "does not exist"
-            raise VersionConflictError(f"row {key!r} {is_there}, not {if_version}", response.version)
+            wanted = "it was to be absent" if if_version == ABSENT else f"not {if_version}"
+            raise VersionConflictError(f"row {key!r} {is_there}, {wanted}", response.version)
         return int(response.version)
 
     def delete_row(self, key: str | bytes, timeout: float) -> Operation[None]:
