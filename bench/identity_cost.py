@@ -50,6 +50,7 @@ class Written:
 
     def __init__(self) -> None:
         self._key_values: dict[str, KeyValue] = {}
+        self._callback: Callable[..., None] = lambda *_: None
 
     def put(self, key: str, value: bytes) -> None:
         """Add a key."""
@@ -68,8 +69,13 @@ class Written:
         return [found for key, found in sorted(self._key_values.items()) if key.startswith(prefix)]
 
     def subscribe(self, callback: Callable[..., None]) -> Callable[[], None]:
-        """Nothing changes."""
+        """Tell one subscriber of `change`."""
+        self._callback = callback
         return lambda: None
+
+    def change(self, key: str) -> None:
+        """Tell the subscriber that a key has changed."""
+        self._callback(self.revision, [key])
 
 
 def write_users(users: int, grants: int) -> Written:
@@ -124,8 +130,14 @@ def measure_decisions(users: int, grants: int, repeat: int) -> dict[str, float]:
         pair[0].refresh(NOW_MS)
         return pair[0].allows(Operation.WRITE, ResourceKind.TOPIC, pair[1])
 
+    decision_us = least_us(decide, pairs, repeat)
+    topics = range(0, grants, 2)
+    changed = [KEYS.grant(f"user-{number % users}", "writer", f"topic:topic-{number}") for number in topics]
+    change_us = least_us(keys.change, changed, 1) if changed else 0.0
     return {
-        "decision, us": least_us(decide, pairs, repeat),
+        "decision, us": decision_us,
+        "change of a grant, us": change_us,
+        "decision after a change, us": least_us(decide, pairs, 1),
         "decision about a topic for the first time, us": new_us,
         "first decision of a caller, us": first_us,
         "view of users and grants, MiB": (of_view - before) / (1 << 20),
