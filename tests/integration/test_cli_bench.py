@@ -10,7 +10,7 @@ from typing import Any
 
 import headrace
 import pytest
-from headrace.client.base.partitioner import partition_for_key
+from headrace.wire.partitioning import partition_for_key
 from headrace_devcluster.cluster import LocalCluster
 
 from tests.children import running

@@ -13,10 +13,10 @@ from itertools import chain
 import headrace
 import pytest
 from headrace import ABSENT, Admin, ConfigError, InvalidRequestError, Table, VersionConflictError, aio
-from headrace.client.base.partitioner import partition_for_key
 from headrace.client.table import table_operations
 from headrace.client.table.purges import PurgedPartition
 from headrace.wire.errors import NotEnoughReplicasError, Outcome
+from headrace.wire.partitioning import partition_for_key
 from headrace.wire.table_keys import table_key
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 from headrace.client.base.errors import ConfigError
-from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.base.partitioner import check_partition, next_sticky
+from headrace.wire.partitioning import partition_for_key
 
 
 def test_section_3_2_a_randomly_selected_partition() -> None:

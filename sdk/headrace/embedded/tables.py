@@ -33,7 +33,7 @@ from headrace.partition.table_state import RowOffsets, changes_of, decode_table_
 from headrace.v1 import tables_pb2, topics_pb2
 from headrace.wire.columns import Columns
 from headrace.wire.errors import CorruptBatchError, InvalidRequestError, OffsetNotAvailableError, OffsetOutOfRangeError
-from headrace.wire.table_keys import ABSENT, check_partition, check_row
+from headrace.wire.table_keys import ABSENT, check_own_partition, check_row
 
 _log = logging.getLogger("headrace.embedded")
 
@@ -259,7 +259,7 @@ class DirectoryTables:
         """Answer a WriteRow: no other write comes between the decision and the append."""
         topic = self._topic(request.table)
         partition = self._partitions.writable(topic, request.partition)
-        check_partition([request.key], request.partition, topic.partitions)
+        check_own_partition([request.key], request.partition, topic.partitions)
         write = read_row_write(request, topic.config.table_ttl_ms, time.time_ns() // 1_000_000)
         if not write.needs_state:
             return self._append(partition, write)
@@ -339,7 +339,7 @@ class DirectoryTables:
     def _state(self, reference: topics_pb2.TopicRef, number: int, keys: Iterable[bytes] = ()) -> DirectoryTableState:
         topic = self._topic(reference)
         partition = self._partitions.readable(topic, number)
-        check_partition(keys, number, topic.partitions)
+        check_own_partition(keys, number, topic.partitions)
         with self._lock:
             state = self._states.get(partition)
             if state is None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.client.base.errors import SerializationError
-from headrace.client.base.partitioner import partition_for_key
+from headrace.wire.partitioning import partition_for_key
 
 
 class Share(NamedTuple):

@@ -10,13 +10,13 @@ The row alone decides the partition: CRC-32 of its key modulo the number of part
 The order of pairs by an escape byte is that of FoundationDB's tuple layer.
 """
 
-import zlib
 from collections.abc import Iterable
 
 import numpy as np
 
 from headrace.wire.decoded import Columns, Int64s
 from headrace.wire.errors import InvalidRequestError
+from headrace.wire.partitioning import partition_for_key
 
 MAX_ROW_BYTES = 16 << 10
 """Maximum bytes of a row's key."""
@@ -106,14 +106,14 @@ def check_column(name: bytes) -> bytes:
     return name
 
 
-def check_partition(rows: Iterable[bytes], partition: int, partitions: int) -> None:
+def check_own_partition(rows: Iterable[bytes], partition: int, partitions: int) -> None:
     """Check that the rows with these keys are in a partition: in another one no reader would find them.
 
     Raises:
         InvalidRequestError: If one of them is not.
     """
     for row in rows:
-        if (own := zlib.crc32(row) % partitions) != partition:
+        if (own := partition_for_key(row, partitions)) != partition:
             raise InvalidRequestError(
                 f"a row's key is of partition {own} of {partitions}, not of {partition}",
                 action="Send it to CRC-32 of the key, as of zlib, modulo the number of partitions.",

@@ -22,10 +22,10 @@ from headrace.cli.bench.workloads import ModelWorkload, PaperWorkload, Requests
 from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.records.record_json import OutgoingRecord
 from headrace.client.base.errors import DeliveryError
-from headrace.client.base.partitioner import partition_for_key
 from headrace.client.producer.futures import BatchFuture, PendingBatch, RecordFuture
 from headrace.wire.errors import NotEnoughReplicasError, StorageFullError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.partitioning import partition_for_key
 from headrace.wire.request_trace import TableOperation, decode_block
 
 from tests.unit.cli.conftest import FakeProducer

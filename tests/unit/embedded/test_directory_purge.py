@@ -8,10 +8,10 @@ from pathlib import Path
 import headrace
 import pytest
 from headrace.cli.main import app
-from headrace.client.base.partitioner import partition_for_key
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.server import DirectoryServer, OpenMode
 from headrace.v1 import tables_pb2, topics_pb2
+from headrace.wire.partitioning import partition_for_key
 from typer.testing import CliRunner
 
 TABLE = {"cleanup_policy": "compact", "table": "yes", "segment_bytes": 1 << 16, "max_batch_bytes": 1 << 14}

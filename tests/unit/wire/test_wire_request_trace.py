@@ -154,7 +154,7 @@ def test_a_key_is_sampled_with_all_its_requests() -> None:
 
 def test_a_sample_is_independent_of_partitions() -> None:
     """Each partition, the remainder of the CRC, has its share of the sampled keys."""
-    from headrace.client.base.partitioner import partition_for_key
+    from headrace.wire.partitioning import partition_for_key
 
     sampler = KeySampler(SECRET, TABLE_ID, 0.125)
     keys = [b"user-%d" % number for number in range(40_000)]

@@ -15,7 +15,7 @@ from headrace.cli.bench.distributions import Floats, Ints, SizeModel
 from headrace.cli.bench.workloads import Requests, Workload
 from headrace.cli.records.line_source import LineBlock
 from headrace.cli.records.record_json import OutgoingRecord
-from headrace.client.base.partitioner import partition_for_key
+from headrace.wire.partitioning import partition_for_key
 
 BLOCK_RECORDS = 4_000
 """Maximum records of a block: about a millisecond of work, so that generation delays no other work."""

@@ -6,18 +6,12 @@ batches fill sooner than by round robin. PAPER row 16.
 """
 
 import random
-import zlib
 from collections.abc import Callable, Sequence
 
 from headrace.client.base.errors import ConfigError
 
 Partitioner = Callable[[str, bytes | None, int], int]
 """(topic, key, partitions) -> partition, 0 <= partition < partitions."""
-
-
-def partition_for_key(key: bytes, partitions: int) -> int:
-    """Return the partition of a key."""
-    return zlib.crc32(key) % partitions
 
 
 def next_sticky(current: int, available: Sequence[int], partitions: int, rng: random.Random) -> int:

@@ -3,7 +3,7 @@
 import random
 
 from headrace.client.base.config import ProducerConfig
-from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.base.partitioner import check_partition, next_sticky
 from headrace.client.net.cluster_metadata import ClusterMetadata, TopicLeaders
 from headrace.client.producer.accumulator import PartitionBuffer
 from headrace.client.producer.inflight import MAX_BATCHES_IN_FLIGHT
@@ -11,6 +11,7 @@ from headrace.client.producer.partition_queue import PartitionQueue
 from headrace.client.producer.sender import ProducerIO
 from headrace.wire.errors import HeadraceError, Outcome, UnknownPartitionError
 from headrace.wire.ids import TopicPartition
+from headrace.wire.partitioning import partition_for_key
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
 DEFAULT_MAX_BATCH_BYTES = 1024 * 1024

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from headrace.client.base.config import ClientConfig, TableConfig
 from headrace.client.base.data_frames import arrow_of
 from headrace.client.base.errors import ConfigError, SerializationError
-from headrace.client.base.partitioner import partition_for_key
 from headrace.client.base.serializers import Serializer, resolve_serializer, serialize
 from headrace.client.table.rows import key_of, name_of
 from headrace.wire.errors import HeadraceError, Outcome
+from headrace.wire.partitioning import partition_for_key
 from headrace.wire.table_keys import ABSENT, check_column, check_row, expiry_headers, row_start, split_key
 
 Versions: TypeAlias = npt.NDArray[np.int64]

@@ -11,7 +11,6 @@ from headrace.client.admin.rpc import config_values
 from headrace.client.base.config import TableConfig
 from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Call, Operation, Pause
-from headrace.client.base.partitioner import partition_for_key
 from headrace.client.base.retry import Backoff, Tries
 from headrace.client.net.bootstrap_client import BootstrapClient
 from headrace.client.net.cluster_metadata import ClusterMetadata
@@ -45,6 +44,7 @@ from headrace.wire.errors import (
     rpc_failures,
 )
 from headrace.wire.ids import TopicPartition
+from headrace.wire.partitioning import partition_for_key
 from headrace.wire.table_keys import ABSENT
 
 CONSISTENCIES = {

@@ -26,7 +26,7 @@ from headrace.partition.table_rows import (
 from headrace.partition.table_state import RowOffsets
 from headrace.v1 import tables_pb2, tables_pb2_grpc, topics_pb2
 from headrace.wire.errors import HeadraceError, InvalidRequestError, OffsetNotAvailableError, Outcome
-from headrace.wire.table_keys import check_partition, check_row
+from headrace.wire.table_keys import check_own_partition, check_row
 from headrace_server.call_spans import current_trace_id
 from headrace_server.caller_turns import next_turn
 from headrace_server.calls import CALLER
@@ -280,7 +280,7 @@ class TableService(tables_pb2_grpc.TableServiceServicer):
                 action=f"Create it by `headrace table create`, or `headrace topic alter {topic.name} --config "
                 "cleanup_policy=compact --config table=yes`.",
             )
-        check_partition(keys, number, topic.partitions)
+        check_own_partition(keys, number, topic.partitions)
         return partition, partition.table
 
 

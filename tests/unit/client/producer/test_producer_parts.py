@@ -14,7 +14,7 @@ from headrace.client.base import config as settings
 from headrace.client.base.errors import ConfigError, NoBrokersAvailableError, SerializationError
 from headrace.client.base.interrupts import DeferredKeyboardInterrupt
 from headrace.client.base.operations import execute
-from headrace.client.base.partitioner import check_partition, next_sticky, partition_for_key
+from headrace.client.base.partitioner import check_partition, next_sticky
 from headrace.client.base.retry import Backoff
 from headrace.client.base.serializers import deserialize, resolve_serializer, serialize
 from headrace.client.net.cluster_metadata import ClusterMetadata
@@ -31,6 +31,7 @@ from headrace.wire.compression import Codec
 from headrace.wire.encoding import batch_parts
 from headrace.wire.errors import InternalError, LeaderHint, UnknownTopicError, to_detail
 from headrace.wire.ids import TopicPartition
+from headrace.wire.partitioning import partition_for_key
 from headrace.wire.zero_copy import BufferVector
 
 WHERE = TopicPartition("t", 0)

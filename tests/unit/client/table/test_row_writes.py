@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from headrace.client.base.config import TableConfig, build
 from headrace.client.base.errors import ConfigError, SerializationError
-from headrace.client.base.partitioner import partition_for_key
 from headrace.client.table import row_writes
 from headrace.client.table.row_writes import PutManyError, RowWrites, checked_ttl_ms, given_rows, parts_of
 from headrace.wire.errors import BatchTooLargeError, Outcome, TimedOutError
+from headrace.wire.partitioning import partition_for_key
 from headrace.wire.table_keys import split_key
 
 pa = pytest.importorskip("pyarrow")

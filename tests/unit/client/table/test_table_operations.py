@@ -6,7 +6,6 @@ import grpc
 import pytest
 from headrace.client.base.config import TableConfig, build
 from headrace.client.base.operations import Call, Pause
-from headrace.client.base.partitioner import partition_for_key
 from headrace.client.table import table_operations
 from headrace.client.table.rows import column_slice
 from headrace.client.table.table_operations import (
@@ -31,6 +30,7 @@ from headrace.wire.errors import (
     UnknownTopicIdError,
     to_status_bytes,
 )
+from headrace.wire.partitioning import partition_for_key
 from headrace_server.methods import METHODS
 
 from tests.fakes.failed_call import FailedCallError
