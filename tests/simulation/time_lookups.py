@@ -33,7 +33,7 @@ def record_times(log: PartitionLog, end_offset: int, *, compacts: bool = False) 
         found += zip(columns.offsets(), columns.timestamps(), strict=True)
         if not compacts:
             continue
-        removable |= {each.offset for each in changes_of(columns) if each.is_deletion or each.expires_ms > 0}
+        removable |= {each.offset for each in changes_of(columns) if each.expires_ms > 0}
         for key, at, value in zip(columns.keys(), columns.offsets(), columns.values(), strict=True):
             if value is None:
                 removable.add(at)
