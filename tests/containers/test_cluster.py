@@ -22,8 +22,6 @@ BROKERS = ("broker-1", "broker-2", "broker-3")
 RUNNING = ("etcd", "coordinator-1", "coordinator-2", *BROKERS)
 SECONDS = 60.0
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def create(topic: str) -> None:
     """A topic of three partitions on all three brokers, of which two must have a record."""

@@ -13,8 +13,6 @@ from tests.containers.images import HEADRACE, PYTHON
 LARGEST_BYTES = 350_000_000
 HARDENED = ("run", "--rm", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none")
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_the_image_is_small(engine: Engine, figure: Figure) -> None:
     """Under 350 MB, Python and Debian included."""

@@ -34,7 +34,6 @@ SPAN = 90
 STEP = 1
 RATE_INTERVAL = "4s"
 """What Grafana makes of $__rate_interval then: four times the time between scrapes."""
-pytestmark = pytest.mark.timeout(300)
 
 BOARDS = sorted(path.stem for path in FOLDER.glob("*.json"))
 

@@ -13,7 +13,7 @@ import pytest
 
 from bench.case import BROKER_CPU, MB, RATE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CASES = (
     "produce/arrow",

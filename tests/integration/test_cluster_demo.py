@@ -54,7 +54,6 @@ def test_a_file_is_sent_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_it_ends_with_a_table_and_three_answers(tmp_path: Path) -> None:
     """The load job finds all that was sent, says where the table lies, and the table answers; no process is killed with
     `--no-kill`, and every replica has everything."""

@@ -36,8 +36,6 @@ CATCH_UP_SECONDS = 90.0
 HOLD_SECONDS = (0.1, 0.5, 1.0, 2.0, 3.5)
 """How long faults last: some longer than a session."""
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class World:
     """A cluster whose coordinators have gates on both sides, a group on it, and the faults that may happen to them."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import headrace
-import pytest
 from headrace.cli.main import app
 from headrace_devcluster.cluster import LocalCluster
 from typer.testing import CliRunner
@@ -24,8 +23,6 @@ from tests.integration.etcd_backups import (
 
 from .replicated import until
 from .test_mirror import WAIT, ends_at, fill, from_, working
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def stopped(cluster: LocalCluster) -> None:

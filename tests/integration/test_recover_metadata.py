@@ -43,7 +43,6 @@ def consume(servers: str, topic: str, count: int) -> list[bytes | None]:
     return seen
 
 
-@pytest.mark.timeout(240)
 def test_a_cluster_continues_under_a_restored_etcd(own_cluster: Callable[..., LocalCluster], tmp_path: Path) -> None:
     """Everything that was acknowledged since the snapshot is there once: under a later leader, in a topic made since,
     with one disk lost. The processes of before end by themselves; begun twice it harms nothing; a disk that was not

@@ -26,7 +26,7 @@ OUTAGE_SECONDS = float(os.environ.get("HEADRACE_TEST_OUTAGE_SECONDS", "5"))
 SPREAD = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
 
 
-@pytest.mark.timeout(120 + 2 * OUTAGE_SECONDS)
+@pytest.mark.timeout(300 + 2 * OUTAGE_SECONDS)
 def test_etcd_away_while_producing(replicated: Replicated) -> None:
     """H84, I15: with a steady in-sync set producers and consumers work without etcd, and nothing is lost after it."""
     replicated.create("outage", SPREAD, min_insync_replicas=2)

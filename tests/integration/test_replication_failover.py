@@ -138,7 +138,7 @@ def test_all_brokers_at_once_without_fsync(replicated: Replicated, power: bool) 
 
 
 @pytest.mark.skipif(not ROUNDS, reason="HEADRACE_TEST_KILLS says how many; see make chaos")
-@pytest.mark.timeout(120 + 30 * ROUNDS)
+@pytest.mark.timeout(300 + 30 * ROUNDS)
 def test_kills_one_after_another(replicated: Replicated) -> None:
     """I15, L1: each broker is killed while it leads and comes back in sync before the next one goes."""
     replicated.create("rolling", SPREAD, min_insync_replicas=2)

@@ -26,7 +26,6 @@ def send(servers: str, values: range) -> None:
             future.result(30)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("taken", ["while the broker is down", "while it serves"])
 def test_a_volume_that_was_put_back(own_cluster: Callable[..., LocalCluster], tmp_path: Path, taken: str) -> None:
     """I2, I3, I15: it does not lead, the others do not truncate, and everything acknowledged is read afterwards."""

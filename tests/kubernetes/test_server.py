@@ -17,8 +17,6 @@ from tests.kubernetes.inside import CHART, DEFINITIONS
 from tests.kubernetes.machines import DOMAIN, Machines
 from tests.kubernetes.release import CommandError, Release, run
 
-pytestmark = pytest.mark.timeout(300)
-
 NAMESPACE = "checks"
 MONITOR = {
     "apiVersion": "monitoring.coreos.com/v1",

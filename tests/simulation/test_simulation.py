@@ -28,12 +28,13 @@ from tests.simulation.plan import Plan
 from tests.simulation.simulation import run, shrink
 from tests.simulation.world import SimulationError, World
 
+pytestmark = pytest.mark.timeout(600)  # Five seeds, on a slow machine with other work.
+
 
 def check(plan):
     return sound(run(plan), "sim")
 
 
-@pytest.mark.timeout(600)  # Five seeds, on a machine with other work.
 @pytest.mark.parametrize("first", range(0, 60, 5))
 def test_no_seed_breaks_a_promise(first, tmp_path_factory):
     """I1 to I22 and liveness hold over sixty drawn mixes of faults, which exercise every check and every fault."""

@@ -16,10 +16,10 @@ listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 host, _, port = settings["listen"].rpartition(":")
 listener.bind((host, int(port)))
 listener.listen()
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # For `sigwait`: `pause` misses one that came before it.
 if "never_ready" not in settings:
     ready = Path(settings["ready_file"])
     partial = ready.with_suffix(".partial")
     partial.write_text(json.dumps({"pid": os.getpid(), "address": f"{host}:{listener.getsockname()[1]}"}))
     partial.replace(ready)
-signal.pause()
+signal.sigwait({signal.SIGTERM})

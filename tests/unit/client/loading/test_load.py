@@ -34,7 +34,6 @@ VISITS = "page string required, user int64, ts timestamp[ms, UTC]"
 DAY = date(2025, 11, 21)
 AT_MS = 1_763_719_200_000  # 2025-11-21 10:00 UTC
 DEADLINE_SECONDS = 60
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pyarrow import parquet
 
 from tests.faulty_s3 import ALL, NONE, Fault
 
-pytestmark = pytest.mark.timeout(300)
 URL = "s3://lake/clicks"
 
 
