@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation.mutants import Mutant, Simulation, Test, drop, never, replace
+from tests.mutation.mutants import Mutant, Scenario, Simulation, Test, drop, never, replace
 
 LOGS = "tests/unit/log/test_log_compaction.py::"
 FOLLOWERS = "tests/unit/broker/test_broker_compacted_replicas.py::"
@@ -144,6 +144,22 @@ COMPACTION = (
         drop("self._raise(truncations, deletions=max(part.deletions_end for part in parts))"),
         "A leader removes deletions and does not know.",
         Simulation(20, changes=DELETIONS_GO),
+    ),
+    Mutant(
+        "open-segments-keep-deletions",
+        "H163",
+        "LogSettings.roll_ms",
+        never("self.compacts"),
+        "What a partition without further records has deleted stays for a week.",
+        Scenario("test_deletion.py::test_a_deleted_key_is_in_no_file_an_hour_later"),
+    ),
+    Mutant(
+        "deletions-wait-for-records",
+        "H163",
+        "LogCompaction._is_due",
+        never("any(self._closed.has_deletions_before(part.segment, oldest_ms) for part in parts)"),
+        "A deletion that is young at a compaction stays until as many records come.",
+        Scenario("test_deletion.py::test_a_deleted_key_is_in_no_file_an_hour_later"),
     ),
     Mutant(
         "end-within-a-compacted-batch",

@@ -26,9 +26,10 @@ from headrace_server.partition_state import PartitionState, ask_hand_over, chang
 from tests.fakes.memory_filesystem import Loss
 from tests.simulation.cluster import Cluster
 from tests.simulation.etcd import run_now
-from tests.simulation.history import OK, UNKNOWN, Send
+from tests.simulation.history import OK, UNKNOWN, Send, is_deletion, is_replaceable, key_of, shared_name
 from tests.simulation.host import Host
 from tests.simulation.plan import Plan
+from tests.simulation.promises import NAME_HEADER
 from tests.simulation.world import SimulationError
 
 FIRST_PRODUCER = 5_000
@@ -47,6 +48,8 @@ class Sent:
     acks: int
     sent_at: int
     partition: int
+    batch: bytes
+    name: str
     offset: int = -1
     error: HeadraceError | None = None
     answered: bool = False
@@ -69,8 +72,9 @@ class Scenario:
         durable: bool = True,
         partitions: int = 1,
         seed: int = 1,
+        **settings: Any,
     ) -> None:
-        """`partitions`: further ones, so that brokers keep their streams to one another."""
+        """`partitions`: further ones, so that brokers keep their streams to one another; `settings`: of the plan."""
         plan = Plan(
             seed,
             brokers=brokers,
@@ -79,6 +83,7 @@ class Scenario:
             min_insync_replicas=min_insync_replicas,
             durable=durable,
             producers=(),
+            **settings,
         )
         self.cluster = Cluster(plan, keep_trace=True)
         self._sent: list[Sent] = []
@@ -173,20 +178,29 @@ class Scenario:
 
     # --- producing ---
 
-    def send(self, *, to: int, acks: int = -1, value: bytes = b"0") -> Sent:
-        """Send one record to the broker, whether or not it leads; its answer comes later."""
+    def send(self, *, to: int, acks: int = -1, value: bytes = b"0", key: str = "", deletes: bool = False) -> Sent:
+        """Send one record to the broker, whether or not it leads; its answer comes later.
+
+        `key`: it replaces those of the same key, or deletes them.
+        """
         number = self.cluster.number_of(self.key)
-        sent = Sent(FIRST_PRODUCER + len(self._sent), acks, self.cluster.next_order(), number)
+        producer_id = FIRST_PRODUCER + len(self._sent)
+        name = name_of(producer_id)
+        if key:
+            name = shared_name(key, name, deletes=deletes)
+        batch = record_of(producer_id, value, name=name)
+        self.cluster.promises.sends(f"s{producer_id}", self.key, read_header(batch), memoryview(batch))
+        sent = Sent(producer_id, acks, self.cluster.next_order(), number, batch, name)
         self._sent.append(sent)
-        self._attempt(sent, to, value)
+        self._attempt(sent, to)
         return sent
 
-    def send_again(self, sent: Sent, *, to: int, value: bytes = b"0") -> None:
+    def send_again(self, sent: Sent, *, to: int) -> None:
         """Send a record again, as its producer does where the outcome is unknown."""
         sent.offset, sent.error, sent.answered = -1, None, False
-        self._attempt(sent, to, value)
+        self._attempt(sent, to)
 
-    def _attempt(self, sent: Sent, to: int, value: bytes) -> None:
+    def _attempt(self, sent: Sent, to: int) -> None:
         def reply(answer: bytes | grpc.aio.AioRpcError) -> None:
             sent.answered = True
             if not isinstance(answer, bytes):
@@ -199,9 +213,8 @@ class Scenario:
                 else:
                     sent.offset = result.base_offsets[0]
 
-        batch = record_of(sent.producer_id, value)
         server = self.cluster.transport.servers[self.host(to).broker.address]
-        server.call(PRODUCE, self._request(batch, sent.acks), 30.0, reply)
+        server.call(PRODUCE, self._request(sent.batch, sent.acks), 30.0, reply)
 
     def _request(self, batch: bytes, acks: int) -> bytes:
         """One batch for the partition."""
@@ -244,13 +257,23 @@ class Scenario:
         assert isinstance(answer, bytes)
         return broker_pb2.ProduceResponse.FromString(answer).topics[0].partitions[0]
 
-    def produce(self, *, to: int, value: bytes = b"0") -> Sent:
+    def produce(self, *, to: int, value: bytes = b"0", key: str = "", deletes: bool = False) -> Sent:
         """Send one record and wait until it is acknowledged by all."""
-        sent = self.send(to=to, value=value)
+        sent = self.send(to=to, value=value, key=key, deletes=deletes)
         self.until(lambda: sent.answered, f"b{to} answers")
         if not sent.acknowledged:
             raise SimulationError("scenario", f"b{to} refuses: {sent.error}")
         return sent
+
+    def pause_readers(self) -> None:
+        """Let no client read from now on, so that a long time takes few events."""
+        for client in self.cluster.clients:
+            self.cluster.world.pause(client.process)
+
+    def resume_readers(self) -> None:
+        """End `pause_readers`."""
+        for client in self.cluster.clients:
+            self.cluster.world.resume(client.process)
 
     def produce_elsewhere(self) -> None:
         """Produce one record to each other partition."""
@@ -471,7 +494,7 @@ class Scenario:
                 Send(
                     f"s{sent.producer_id}",
                     sent.partition,
-                    (f"{sent.producer_id}.0.0",),
+                    (sent.name,),
                     OK if sent.acknowledged and sent.acks else UNKNOWN,
                     sent.offset,
                     sent.acknowledged and (sent.acks == -1 or self._promises_all),
@@ -483,11 +506,24 @@ class Scenario:
         self.cluster.close()
 
 
-def record_of(producer_id: int, value: bytes = b"0") -> bytes:
-    """Return the batch with the one record of a producer of the scenario."""
-    name = f"{producer_id}.0.0 ".encode()
+def name_of(producer_id: int) -> str:
+    """Return the name of the one record of a producer of the scenario."""
+    return f"{producer_id}.0.0"
+
+
+def record_of(producer_id: int, value: bytes = b"0", *, name: str = "") -> bytes:
+    """Return the batch with the one record of a producer of the scenario; by its name it may delete its key."""
+    name = name or name_of(producer_id)
+    text, deletes = f"{name} ".encode(), is_deletion(name)
+    keys = [key_of(name).encode()] if is_replaceable(name) else None
     return encode_batch(
-        [name + value[len(name) :]], base_timestamp_ms=0, producer_id=producer_id, producer_epoch=0, base_sequence=0
+        [None if deletes else text + value[len(text) :]],
+        keys,
+        headers=[[(NAME_HEADER, text)]] if deletes else None,
+        base_timestamp_ms=0,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=0,
     )
 
 
