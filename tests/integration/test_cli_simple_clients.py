@@ -12,12 +12,12 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_health.v1 import health_pb2
-from headrace.v1 import broker_pb2, cluster_pb2
+from headrace.v1 import broker_pb2, cluster_pb2, tables_pb2
 from headrace_devcluster.cluster import LocalCluster
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "simple-clients.md"
 PAGE_TOPIC = "greetings"
-TYPED_TOPIC = "visits"
+OTHER_TOPICS = ("visits", "accounts")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 KNOWN_PRODUCER = '"producer_id": "45327182818284", "producer_epoch": 45964'
 VARYING = {"cluster_id", "topic_id", "name", "brokers", "leader_id", "replicas", "in_sync_replicas", "coordinators"}
@@ -52,7 +52,7 @@ def page_calls() -> list[Call]:
 
 def message_types(method: str) -> tuple[Any, Any]:
     """The request's and the answer's class, from the descriptors of the imported modules."""
-    for module in (broker_pb2, cluster_pb2, health_pb2):
+    for module in (broker_pb2, cluster_pb2, health_pb2, tables_pb2):
         assert module.DESCRIPTOR.services_by_name  # Imported, so the pool knows it.
     service, _, name = method.partition("/")
     found = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]
@@ -120,11 +120,15 @@ def test_the_page_works_from_top_to_bottom(headrace_cluster: LocalCluster, topic
     """Every call succeeds, and its answer has the fields that the page shows, and the values that never differ."""
     methods = [call.method.rpartition("/")[2] for call in page_calls()]
     assert {"CreateTopics", "Produce", "Fetch", "ListOffsets", "Check", "DeleteTopics"} <= set(methods)
+    assert {"WriteRow", "GetRows"} <= set(methods)
     producer = ""
     for call in page_calls():
         body = call.body.replace(f'"{PAGE_TOPIC}"', json.dumps(topic_name)).replace(KNOWN_PRODUCER, producer)
-        body = body.replace(f'"{TYPED_TOPIC}"', json.dumps(f"{topic_name}-rows"))
-        topic = f"{topic_name}-rows" if f"{topic_name}-rows" in body else topic_name
+        topic = topic_name
+        for other in OTHER_TOPICS:
+            if f'"{other}"' in body:
+                topic = f"{topic_name}-{other}"
+                body = body.replace(f'"{other}"', json.dumps(topic))
         request = json_format.Parse(body, message_types(call.method)[0]())
         address = headrace_cluster.coordinators[0].address
         if call.address != "localhost:7170":
