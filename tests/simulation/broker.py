@@ -475,7 +475,7 @@ def simulated(seed: int = 0, *, small: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch.object(producer_recovery, "SNAPSHOT_MS", 2_500))
             stack.enter_context(mock.patch.object(maintenance, "SCRUB_BYTES", 1_000))
             stack.enter_context(mock.patch.object(segment_replacement, "MANY_SEGMENTS", 3))
-            stack.enter_context(mock.patch.object(record_selection, "KEY_MEMORY_BYTES", 1_000))
+            stack.enter_context(mock.patch.object(record_selection, "KEY_MEMORY_BYTES", 5_000))
             stack.enter_context(mock.patch.object(compacted_writer, "BATCH_BYTES", 500))
             stack.enter_context(mock.patch.object(compacted_writer, "PERIOD_MS", 1_000))
             stack.enter_context(mock.patch.object(ProducerWindows, "_forget", _forget))
