@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headrace.client.base.errors import ConfigError
 from headrace.wire.addresses import is_loopback
+from headrace.wire.errors import UnauthenticatedError
 
 if TYPE_CHECKING:
     from headrace.client.base.config import ClientConfig
@@ -116,6 +117,15 @@ def provided_token(result: Any) -> str:
     if not isinstance(result, str):
         raise ConfigError(f"token_provider returned {type(result).__name__}, not str")
     return _check_form("token_provider", _TOKEN_FORM, result.strip())
+
+
+def provider_error(error: Exception) -> UnauthenticatedError:
+    """Return the error to raise where `token_provider` has failed with another one, whose text may have a secret."""
+    return UnauthenticatedError(
+        f"token_provider failed with {type(error).__name__}",
+        retriable=True,
+        action="The cause is chained; check that its source can be reached.",
+    )
 
 
 def check_credential_file(config: "ClientConfig") -> None:

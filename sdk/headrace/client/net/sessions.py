@@ -26,6 +26,7 @@ from headrace.client.base.credentials import (
     credential_of,
     describe_credential,
     provided_token,
+    provider_error,
     read_api_key,
     read_token,
     refuse_plaintext,
@@ -358,11 +359,7 @@ class Sessions:
             try:
                 provided = yield InvokeCallback(lambda _: provider(), None)
             except Exception as error:
-                raise UnauthenticatedError(
-                    f"token_provider failed with {type(error).__name__}",
-                    retriable=True,
-                    action="The cause is chained; check that its source can be reached.",
-                ) from error
+                raise provider_error(error) from error
             self._failure = failure_before
             request.jwt = provided_token(provided)
         elif self._config.token_file:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from headrace.client.base.config import AdminConfig, build
-from headrace.client.base.credentials import credential_of, provided_token, read_api_key, read_token
+from headrace.client.base.credentials import credential_of, provided_token, provider_error, read_api_key, read_token
 from headrace.client.base.errors import ConfigError
 from headrace.client.net.security import ChannelSecurity
 from headrace.wire.addresses import is_loopback
@@ -239,6 +239,7 @@ class SchemaRegistry:
             SchemaRegistryError: If it is refused.
             TransportError: If no URL can be reached.
             ConfigError: If the settings' file or function has no credential.
+            UnauthenticatedError: If the function fails.
         """
         failure: Exception | None = None
         credential, call_try = self._read_credential(), CallTry.first()
@@ -256,11 +257,15 @@ class SchemaRegistry:
         ) from failure
 
     def _read_credential(self) -> str:
-        """Return the API key or JSON Web Token as it is now; empty without one. Raises ConfigError if there is none."""
+        """Return the API key or JSON Web Token as it is now; empty without one. Raises as `request`."""
         if not self._credential:
             return ""
         if self._config.token_provider is not None:
-            return provided_token(self._config.token_provider())
+            try:
+                provided = self._config.token_provider()
+            except Exception as error:
+                raise provider_error(error) from error
+            return provided_token(provided)
         return read_token(self._config) if self._config.token_file else read_api_key(self._config)
 
     def _send(

@@ -11,6 +11,7 @@ import pytest
 from headrace.client.schemas import registry as registry_module
 from headrace.client.schemas.registry import SchemaRegistry, SchemaRegistryError
 from headrace.wire.call_tries import CALL_TRY_KEY, CallTry
+from headrace.wire.errors import UnauthenticatedError
 
 
 @contextmanager
@@ -71,6 +72,19 @@ def test_a_token_of_an_issuer_is_sent_as_it_is_now(tmp_path):
             SchemaRegistry(url, bootstrap_servers="localhost:7181", token_file=str(file)).request("GET", "/")
             by_function.request("GET", "/")
     assert [each[1] for each in asked] == [f"Bearer {token}" for token in ("a.b.1", "d.e.5", "a.b.2", "d.e.6")]
+
+
+def test_a_function_that_fails_is_named_and_its_text_is_not_told():
+    """As by the sessions of brokers: what it says may have a secret."""
+
+    def provide():
+        raise RuntimeError("a secret")
+
+    registry = SchemaRegistry("http://localhost:1", bootstrap_servers="localhost:7181", token_provider=provide)
+    with pytest.raises(UnauthenticatedError, match="token_provider failed with RuntimeError") as raised:
+        registry.request("GET", "/")
+    assert "secret" not in str(raised.value)
+    assert isinstance(raised.value.__cause__, RuntimeError)
 
 
 @pytest.mark.parametrize(
