@@ -225,6 +225,11 @@ class FrameReader:
         return 0 if self._body is None else len(self._body) - self._filled
 
     @property
+    def body_bytes(self) -> int:
+        """Size of the memory for a large frame's body; 0 means that none is in progress."""
+        return 0 if self._body is None else len(self._body)
+
+    @property
     def begun(self) -> Frame | None:
         """Large frame in progress, without its attachments, once its message has arrived; else `None`."""
         header, body = self._header, self._body

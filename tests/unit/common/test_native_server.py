@@ -796,6 +796,20 @@ async def test_large_requests_that_arrive_are_bounded(monkeypatch):
         assert (await client.receive())[0].kind == Kind.ANSWER
 
 
+async def test_a_large_request_is_counted_until_its_last_byte(monkeypatch):
+    """One that lacks a byte holds its memory as one that lacks all."""
+    monkeypatch.setattr(servers, "MAX_ARRIVING_BYTES", 4 << 20)
+    async with serving() as bench:
+        almost, client = await bench.connect(), await bench.connect()
+        head = frame_head(
+            Kind.REQUEST, b"", method=MethodCode.PRODUCE, correlation=1, attached=3 << 20, timeout_ms=1_000
+        )
+        almost.sending.write(head + bytes((3 << 20) - 1))
+        await bench.until(lambda: any(each._reader.missing == 1 for each in bench.server._connections))
+        client.produce(7, [bytes(1 << 20)])
+        assert isinstance(await client.error(7), ThrottledError)
+
+
 @pytest.mark.parametrize("is_cached", [True, False])
 async def test_a_file_leaves_by_the_kernel(log, monkeypatch, is_cached):
     """Its bytes, a verdict behind them, and its pin is released; what is not in the page cache is loaded before."""

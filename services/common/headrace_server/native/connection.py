@@ -239,8 +239,8 @@ class NativeConnection(FramedConnection):
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes of a large frame that have not arrived yet."""
-        return self._reader.missing
+        """Memory of a large frame that has begun to arrive: it is held until the last byte is there."""
+        return self._reader.body_bytes
 
     def _take(self, frame: Frame) -> None:
         header = frame.header
