@@ -778,6 +778,44 @@ async def test_a_connection_without_room_is_closed():
         assert bench.metric("refused_total") == 1
 
 
+async def fill(bench, client):
+    """Let a client without a request not read what it was sent."""
+    client.sending.transport.pause_reading()
+    client.ask()
+    await bench.until(lambda: any(not each._outgoing.is_empty for each in bench.server._connections))
+    await bench.until(lambda: all(each.idle_since is not None for each in bench.server._connections))
+
+
+async def much(message):
+    return OutgoingMessage(b"", [bytes(32 << 20)])
+
+
+async def test_a_connection_with_an_unread_answer_makes_no_room():
+    """It would stay open, and be counted no more: the new one is closed, until the time of the other is up."""
+    async with serving(max_connections=2) as bench:
+        bench.service.handle = much
+        await fill(bench, await bench.connect())
+        refused = await bench.open()
+        assert await refused.ended()
+        assert bench.metric("connections") == 1
+        assert bench.metric("refused_total") == 1
+
+
+async def test_a_connection_that_made_room_and_reads_nothing_is_cut_off(monkeypatch):
+    """Its goodbye waits in vain: it leaves no open file behind."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(framed, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(framed.FramedConnection, "is_idle", property(lambda self: self.idle_since is not None))
+    async with serving(max_connections=2) as bench:
+        bench.service.handle = much
+        await fill(bench, await bench.connect())
+        evicted = next(iter(bench.server._connections))
+        await bench.connect()
+        await bench.until(lambda: evicted not in bench.server._connections)
+        await bench.until(lambda: evicted not in bench.server._evicted)
+        assert evicted._transport.get_extra_info("socket").fileno() == -1
+
+
 async def test_large_requests_that_arrive_are_bounded(monkeypatch):
     """Who has half of a large request on its way is told to wait before there is memory for the next one."""
     monkeypatch.setattr(servers, "MAX_ARRIVING_BYTES", 4 << 20)

@@ -162,8 +162,18 @@ class FramedConnection(asyncio.BufferedProtocol):
             self.end("no Hello came")
         elif not self._is_held and not self._reader.is_between_frames and now - self._frame_since > FRAME_SECONDS:
             self.end("half a frame came")
-        elif self._outgoing.stalled_seconds(now) > STALL_SECONDS:
+        else:
+            self.look_unread(now)
+
+    def look_unread(self, now: float) -> None:
+        """End a peer that does not read."""
+        if self._outgoing.stalled_seconds(now) > STALL_SECONDS:
             self.end("it takes no answer")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do and nothing to send."""
+        return self.idle_since is not None and self._outgoing.is_empty
 
     def end(self, why: str) -> None:
         """Close the connection at once."""

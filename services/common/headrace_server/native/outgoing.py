@@ -118,9 +118,14 @@ class OutgoingQueue:
             else:
                 self._load_ahead()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has been accepted by the socket."""
+        return not self._is_full and self._sending is None
+
     def stalled_seconds(self, now: float) -> float:
         """Return the time in seconds since the peer last accepted data, or `0` if nothing is queued."""
-        return now - self._progress_at if self._is_full or self._sending is not None else 0.0
+        return 0.0 if self.is_empty else now - self._progress_at
 
     def pause(self) -> None:
         """Handle a full socket buffer."""

@@ -121,6 +121,8 @@ class NativeServer:
         self._connections: dict[FramedConnection, None] = {}
         self._hosts: dict[str, dict[FramedConnection, None]] = {}
         """The same by address, so that a new one is not compared with all."""
+        self._evicted: dict[FramedConnection, None] = {}
+        """Connections that ended for another one, and are not lost yet."""
         self._has_none = asyncio.Event()
         self._has_none.set()
         self._listener: socket.socket | None = None
@@ -215,6 +217,8 @@ class NativeServer:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = loop.time()
+            for connection in list(self._evicted):
+                connection.look_unread(now)
             for connection in list(self._connections):
                 connection.look(now)
                 if connection.idle_since is None:
@@ -245,6 +249,7 @@ class NativeServer:
 
     def leave(self, connection: FramedConnection) -> None:
         """Forget a connection that is lost."""
+        self._evicted.pop(connection, None)
         if connection in self._connections:
             if connection.is_unfinished:
                 self._wasted.count(connection.name, of_connection=False)
@@ -280,7 +285,7 @@ class NativeServer:
         """Close the connection that has been without a request for longest; False: all have one. If it is unfinished,
         it is its client's waste only where the new connection is of the same address.
         """
-        idle = [each for each in among if each.idle_since is not None]
+        idle = [each for each in among if each.is_idle]
         if not idle:
             return False
         longest = min(idle, key=lambda each: each.idle_since or 0.0)
@@ -289,6 +294,7 @@ class NativeServer:
             self._forget(longest)
         else:
             self.leave(longest)
+        self._evicted[longest] = None
         longest.say_goodbye()
         longest.close()
         return True
