@@ -83,6 +83,8 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
             return
         if self._calls.is_welcome:
             self._send([self._calls.cancellation(number)])
+        else:
+            self._backlog.append([self._calls.cancellation(number)])
         done(None, timed_out(self._address))
 
     def _overdue(self, number: int) -> None:

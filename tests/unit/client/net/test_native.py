@@ -545,6 +545,18 @@ def test_a_request_can_be_cancelled(make_client, make_port):
     client.until(lambda: port.frames[-1].header.kind == Kind.CANCEL)
 
 
+def test_a_request_can_be_cancelled_before_the_broker_has_greeted(make_client, make_port):
+    """It is sent with the others that wait for the greeting, and so is its CANCEL."""
+    port = make_port(hang, greeting=b"")
+    client, ended = make_client(port.address), []
+    cancel = client.begin(lambda frame, failure: ended.append(failure))
+    client.until(lambda: port.frames)
+    cancel()
+    assert [type(failure) for failure in ended] == [TimedOutError]
+    port.connections[0].sendall(welcome())
+    client.until(lambda: [frame.header.kind for frame in port.frames] == [Kind.HELLO, Kind.REQUEST, Kind.CANCEL])
+
+
 def test_a_client_that_is_closed_ends_its_calls(make_client, make_port):
     """So that no thread or task waits for ever; later ones are refused."""
     port = make_port(hang)
