@@ -98,6 +98,11 @@ class NativeClientConnection:
         if connection is not None:
             shut(connection)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has failed or was closed: none of its requests waits."""
+        return self._failure is not None
+
     def join(self, timeout: float) -> None:
         """Wait for the thread of the connection, up to `timeout` seconds."""
         if self._thread is not threading.current_thread():
@@ -228,6 +233,8 @@ class NativeConnections(NativeCaller):
         self._security = security
         self._lock = threading.Lock()
         self._connections: dict[str, NativeClientConnection] = {}
+        self._retired: list[NativeClientConnection] = []
+        """Replaced connections, on which requests may still be answered."""
         self._is_closed = False
 
     def call(
@@ -248,8 +255,9 @@ class NativeConnections(NativeCaller):
         """Close all connections; pending requests end with ClosedError."""
         with self._lock:
             self._is_closed = True
-            connections = list(self._connections.values())
+            connections = [*self._connections.values(), *self._retired]
             self._connections.clear()
+            self._retired.clear()
         for connection in connections:
             connection.close(ClosedError(self._what))
         for connection in connections:
@@ -263,6 +271,9 @@ class NativeConnections(NativeCaller):
             found = self._connections.get(native_address)
             if found is None or not found.is_usable:
                 self.check_session(native_address, session)
+                self._retired = [each for each in self._retired if not each.has_ended]
+                if found is not None:
+                    self._retired.append(found)
                 connect = lambda: self._connect(native_address)  # noqa: E731
                 found = NativeClientConnection(native_address, self._client_id, connect, session)
                 self._connections[native_address] = found

@@ -99,6 +99,11 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
             self._connecting.cancel()
         self._end(error)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has failed or was closed: none of its requests waits."""
+        return self._failure is not None
+
     def _send(self, parts: Sequence[ReadableBuffer]) -> None:
         if self._transport is None or self._transport.is_closing():
             return
@@ -186,6 +191,8 @@ class AsyncNativeConnections(NativeCaller):
         self._client_id = config.client_id
         self._security = security
         self._connections: dict[str, AsyncNativeClientConnection] = {}
+        self._retired: list[AsyncNativeClientConnection] = []
+        """Replaced connections, on which requests may still be answered."""
         self._is_closed = False
 
     async def call(
@@ -212,9 +219,10 @@ class AsyncNativeConnections(NativeCaller):
     def close(self) -> None:
         """Close all connections; pending requests end with ClosedError."""
         self._is_closed = True
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._retired):
             connection.close(ClosedError(self._what))
         self._connections.clear()
+        self._retired.clear()
 
     def connection(self, native_address: str, session: str = "") -> AsyncNativeClientConnection:
         """See `NativeCaller`."""
@@ -223,6 +231,9 @@ class AsyncNativeConnections(NativeCaller):
         found = self._connections.get(native_address)
         if found is None or not found.is_usable:
             self.check_session(native_address, session)
+            self._retired = [each for each in self._retired if not each.has_ended]
+            if found is not None:
+                self._retired.append(found)
             found = AsyncNativeClientConnection(native_address, self._client_id, session)
             self._connections[native_address] = found
             host, _, port = native_address.rpartition(":")

@@ -161,8 +161,10 @@ class Blocking:
             threading.Event().wait(0.005)
         raise AssertionError("it did not happen")
 
-    def close(self):
+    def close_now(self):
         self.connections.close()
+
+    close = close_now
 
 
 class Looping:
@@ -586,6 +588,24 @@ def test_after_a_goodbye_requests_take_another_connection(make_client, make_port
     assert batches(client.fetch()) == [[b"batches"]]
     assert batches(client.fetch()) == [[b"batches"]]
     assert len(port.connections) == 2
+
+
+def test_a_client_that_is_closed_ends_its_calls_on_a_connection_with_a_goodbye(make_client, make_port):
+    """Another connection has its place, and the broker would leave it open until they are answered."""
+
+    def retire(port, connection, frame):
+        is_first = len(port.connections) == 1
+        connection.sendall(frame_head(Kind.GOODBYE) if is_first else answer(frame.header.correlation))
+
+    client, ended = make_client(make_port(retire).address), []
+    client.begin(lambda frame, failure: ended.append(failure))
+    (first,) = client.connections._connections.values()
+    client.until(lambda: not first.is_usable)
+    assert batches(client.fetch()) == [[b"batches"]]
+    assert not ended
+    client.close_now()
+    client.until(lambda: first.has_ended)
+    assert [type(failure) for failure in ended] == [ClosedError]
 
 
 def test_a_new_address_is_used_at_once(make_client, make_port):
