@@ -23,6 +23,7 @@ from headrace.client.net.native_calls import (
     call_back,
     lost_connection,
     not_connected,
+    not_sent,
     timed_out,
 )
 from headrace.client.net.native_ports import CONNECT_S, STALL_S, NativeCaller
@@ -77,7 +78,7 @@ class NativeClientConnection:
             if failure is None:
                 self._send(parts)
         if failure is not None:
-            done(None, failure)
+            done(None, not_sent(failure))
             return 0
         return number
 

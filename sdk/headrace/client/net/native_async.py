@@ -15,6 +15,7 @@ from headrace.client.net.native_calls import (
     call_back,
     lost_connection,
     not_connected,
+    not_sent,
     timed_out,
 )
 from headrace.client.net.native_ports import CONNECT_S, STALL_S, NativeCaller
@@ -65,7 +66,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
     def begin(self, request: NativeRequest, done: Done, session: str = "") -> int:
         """Send a request; `done` is called with its result, on the loop."""
         if self._failure is not None:
-            done(None, self._failure)
+            done(None, not_sent(self._failure))
             return 0
         number, parts = self._calls.begin(request, done, self._loop.time(), session)
         self._timers[number] = self._loop.call_later(request.timeout, self._overdue, number)

@@ -5,6 +5,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -273,6 +274,14 @@ def lost_connection(address: str, cause: BaseException | str) -> TransportError:
         f"the connection to {address} is lost: {cause}", outcome=Outcome.UNKNOWN, retriable=True,
         action="Try again or elsewhere.",
     )  # fmt: skip
+
+
+def not_sent(failure: HeadraceError) -> HeadraceError:
+    """Return the error of a request that began after the connection had failed; not raised."""
+    error = copy(failure)
+    error.__cause__ = failure.__cause__
+    error.outcome = Outcome.NOT_APPLIED
+    return error
 
 
 def not_connected(address: str, cause: BaseException | str) -> NotConnectedError:

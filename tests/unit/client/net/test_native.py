@@ -477,6 +477,22 @@ def test_a_lost_connection_leaves_the_outcome_unknown(make_client, make_port, gi
     assert batches(client.fetch()) == [[b"batches"]]
 
 
+def test_a_request_that_comes_too_late_for_a_connection_was_not_sent(make_client, make_port):
+    """The connection is lost between its choice and the request, whose outcome is therefore known."""
+    port, ended = make_port(hang), []
+    client = make_client(port.address)
+    client.begin(lambda frame, failure: ended.append(failure))
+    client.until(port.requests)
+    (connection,) = client.connections._connections.values()
+    end(port.connections[0])
+    client.until(lambda: ended)
+    connection.begin(FETCHED, lambda frame, failure: ended.append(failure))
+    assert [(type(failure), failure.outcome, failure.retriable) for failure in ended] == [
+        (TransportError, Outcome.UNKNOWN, True),
+        (TransportError, Outcome.NOT_APPLIED, True),
+    ]
+
+
 def test_a_broken_protocol_ends_the_connection(make_client, make_port):
     """A verdict without its answer."""
 
