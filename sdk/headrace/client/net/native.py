@@ -248,9 +248,26 @@ class NativeConnections(NativeCaller):
             ClosedError: If the client was closed before or during the call.
         """
         answers: queue.SimpleQueue[tuple[Frame | None, HeadraceError | None]] = queue.SimpleQueue()
-        if self.begin(address, make_request, lambda frame, error: answers.put((frame, error)), session) is None:
+        request: NativeRequest | None = None
+
+        def make() -> NativeRequest:
+            nonlocal request
+            request = make_request()
+            return request
+
+        cancel = self.begin(address, make, lambda frame, error: answers.put((frame, error)), session)
+        if cancel is None:
             return False, None
-        return self.outcome(address, method, *answers.get())
+        assert request is not None
+        try:
+            answer = answers.get(timeout=request.timeout + 2 * LOOK_S)
+        except queue.Empty:  # The thread of the connection still connects: a name may take long to resolve.
+            cancel()
+            answer = answers.get()
+        except BaseException:
+            cancel()
+            raise
+        return self.outcome(address, method, *answer)
 
     def close(self, timeout: float = 1.0) -> None:
         """Close all connections; pending requests end with ClosedError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import socket
 import sys
 import threading
@@ -530,6 +531,24 @@ def test_a_call_ends_at_its_deadline(make_client, make_port):
     assert len(port.connections) == 1
 
 
+def test_a_call_ends_at_its_deadline_while_its_connection_is_opened(make_port, monkeypatch):
+    """A name may take the system far longer to resolve; the connection is used by later calls."""
+    port, resolved, create = make_port(), threading.Event(), socket.create_connection
+
+    def connect(*arguments):
+        assert resolved.wait(SECONDS)
+        return create(*arguments)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with client_of(Blocking, port.address) as client:
+        with pytest.raises(TimedOutError):
+            client.fetch(timeout=0.05)
+        assert not resolved.is_set()
+        resolved.set()
+        assert batches(client.fetch()) == [[b"batches"]]
+        assert len(port.connections) == 1
+
+
 def test_an_idle_connection_looks_at_deadlines(make_port, monkeypatch):
     """Requests do not wake its thread: neither a deadline nor bytes that could not be sent may wait longer."""
     waits = []
@@ -653,6 +672,25 @@ def test_after_ctrl_c_within_a_request_another_connection_is_used(make_port, mon
                 client.fetch()
         assert batches(client.fetch()) == [[b"batches"]]
         assert len(port.connections) == 2
+
+
+def test_ctrl_c_cancels_the_call_that_it_interrupts(make_port, monkeypatch):
+    """The broker would serve it until its deadline; the connection is used further."""
+    port = make_port(hang)
+
+    class Interrupted(queue.SimpleQueue):
+        def get(self, *arguments, **options):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    with client_of(Blocking, port.address) as client:
+        monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.fetch(timeout=3_600)
+        client.until(lambda: port.frames and port.frames[-1].header.kind == Kind.CANCEL)
+        port.behave = serve
+        assert batches(client.fetch()) == [[b"batches"]]
+        assert len(port.connections) == 1
 
 
 def test_a_broker_that_takes_nothing_does_not_block_its_callers(make_client, make_port):
