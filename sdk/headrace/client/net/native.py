@@ -139,12 +139,14 @@ class NativeClientConnection:
         except HeadraceError as error:
             failure = error
         except OSError as error:
-            make_error = lost_connection if self._has_connected else not_connected
-            failure = make_error(self._address, error)
+            failure = self._failed(error)
         except BaseException as error:  # Nothing else ends the requests of a connection whose thread has ended.
             _log.exception("the connection to %s has failed", self._address)
-            failure = lost_connection(self._address, repr(error))
+            failure = self._failed(repr(error))
         self._end(connection, self._closing or failure)
+
+    def _failed(self, cause: OSError | str) -> HeadraceError:
+        return (lost_connection if self._has_connected else not_connected)(self._address, cause)
 
     def _greet(self, connection: NativeSocket) -> None:
         """Wait for the server's greeting, then send the requests queued in the meantime."""
@@ -299,7 +301,10 @@ class NativeConnections(NativeCaller):
 
     def _connect(self, native_address: str) -> NativeSocket:
         host, _, port = native_address.rpartition(":")
-        connection = socket.create_connection((host.strip("[]"), int(port)), CONNECT_S)
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), CONNECT_S)
+        except (ValueError, OverflowError) as error:  # of the name, or the port
+            raise OSError(f"it is no address: {error}") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_dead_peers(connection)
         context = self._security.context()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from headrace.client.base.config import ClientConfig
@@ -54,8 +55,11 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(CONNECT_S):
                 await connect(self)
-        except OSError as error:  # includes TLS errors and timeouts
-            self._end(not_connected(self._address, error or "no connection in time"))
+        except TimeoutError:
+            self._end(not_connected(self._address, "no connection in time"))
+            return
+        except Exception as error:  # of the network, of TLS, or an address that is none
+            self._end(not_connected(self._address, error))
             return
         self._timers[0] = self._loop.call_later(CONNECT_S, self._not_welcome)
 
@@ -237,13 +241,13 @@ class AsyncNativeConnections(NativeCaller):
                 self._retired.append(found)
             found = AsyncNativeClientConnection(native_address, self._client_id, session)
             self._connections[native_address] = found
-            host, _, port = native_address.rpartition(":")
-            context = self._security.context()
-            name = None if context is None else self._security.server_name or host.strip("[]")
-            loop = asyncio.get_running_loop()
-            found.start(
-                lambda protocol: loop.create_connection(
-                    lambda: protocol, host.strip("[]"), int(port), ssl=context, server_hostname=name
-                )
-            )
+            found.start(partial(self._connect, native_address))
         return found
+
+    async def _connect(self, native_address: str, protocol: asyncio.BufferedProtocol) -> None:
+        host, _, port = native_address.rpartition(":")
+        context = self._security.context()
+        name = None if context is None else self._security.server_name or host.strip("[]")
+        await asyncio.get_running_loop().create_connection(
+            lambda: protocol, host.strip("[]"), int(port), ssl=context, server_hostname=name
+        )

@@ -413,6 +413,14 @@ def test_a_port_that_cannot_be_reached_is_avoided(make_client, make_port, monkey
     assert client.connections.ports.fallbacks == 4
 
 
+@pytest.mark.parametrize("address", ["broker..example:7182", "broker.example:one", "127.0.0.1:65536"])
+def test_an_address_that_is_none_is_avoided(make_client, address):
+    """Whatever a broker publishes, its calls go over gRPC."""
+    client = make_client(address)
+    assert client.fetch() == (False, None)
+    assert client.connections.ports.fallbacks == 1
+
+
 def test_without_a_way_back_the_error_is_raised(make_client, make_port):
     """transport='native': nothing was sent."""
     port = make_port()
