@@ -38,6 +38,7 @@ MAX_FRAME_BYTES = 64 << 20
 """Maximum size of a frame, header excluded: an answer contains at least one batch of any size."""
 MAX_HELLO_BYTES = 4 << 10
 MAX_REQUEST_ID_BYTES = 64
+MAX_TIMEOUT_MS = 0xFFFF_FFFF
 STAGE_BYTES = 32 << 10
 """Receive buffer for small frames."""
 

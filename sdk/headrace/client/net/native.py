@@ -262,7 +262,7 @@ class NativeConnections(NativeCaller):
             return False, None
         assert request is not None
         try:
-            answer = answers.get(timeout=request.timeout + 2 * LOOK_S)
+            answer = answers.get(timeout=min(request.timeout + 2 * LOOK_S, threading.TIMEOUT_MAX))
         except queue.Empty:  # The thread of the connection still connects: a name may take long to resolve.
             cancel()
             answer = answers.get()

@@ -29,6 +29,7 @@ from headrace.wire.errors import (
 from headrace.wire.frames import (
     CONFIRMED,
     MAX_REQUEST_ID_BYTES,
+    MAX_TIMEOUT_MS,
     PREFACE,
     SERVER_KINDS,
     Frame,
@@ -128,7 +129,7 @@ class NativeCalls:
             method=request.method,
             correlation=self._last,
             attached=sum(map(len, request.attached)),
-            timeout_ms=max(1, round(request.timeout * 1000)),
+            timeout_ms=max(1, round(min(request.timeout * 1000, MAX_TIMEOUT_MS))),
             request_id=request.request_id.encode()[:MAX_REQUEST_ID_BYTES],
         )
         if session == self._session:

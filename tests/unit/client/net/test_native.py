@@ -32,7 +32,16 @@ from headrace.wire.errors import (
     UnsupportedVersionError,
     to_detail,
 )
-from headrace.wire.frames import CLIENT_KINDS, CONFIRMED, PREFACE, FrameReader, Kind, MethodCode, frame_head
+from headrace.wire.frames import (
+    CLIENT_KINDS,
+    CONFIRMED,
+    MAX_TIMEOUT_MS,
+    PREFACE,
+    FrameReader,
+    Kind,
+    MethodCode,
+    frame_head,
+)
 from headrace.wire.releases import CAPABILITIES, RELEASE
 
 SECONDS = 10.0
@@ -555,6 +564,14 @@ def test_a_call_ends_at_its_deadline_while_its_connection_is_opened(make_port, m
         resolved.set()
         assert batches(client.fetch()) == [[b"batches"]]
         assert len(port.connections) == 1
+
+
+def test_a_timeout_beyond_the_field_is_the_largest_of_it(make_client, make_port):
+    """`request_timeout_ms` has no maximum, and 49 days are as good as any."""
+    port = make_port()
+    client = make_client(port.address)
+    assert batches(client.fetch(timeout=1e12)) == [[b"batches"]]
+    assert port.requests()[0].header.timeout_ms == MAX_TIMEOUT_MS
 
 
 def test_an_idle_connection_looks_at_deadlines(make_port, monkeypatch):
