@@ -90,6 +90,31 @@ async def test_a_fetcher_that_is_cancelled_while_its_stream_ends_ends(
     assert running.cancelled()
 
 
+async def test_an_address_that_leads_nowhere_stops_no_follower(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task is one of the broker's, which ends with it."""
+    fetcher, opened = connected(follower), asyncio.Event()
+    open_stream = replica_fetcher.open_stream
+
+    async def open_and_note(*arguments: Any) -> Any:
+        try:
+            return await open_stream(*arguments)
+        finally:
+            opened.set()
+
+    monkeypatch.setattr(replica_fetcher, "open_stream", open_and_note)
+    fetcher._view.brokers[LEADER.broker_id].live.replication_address = "broker..2:7183"
+    running = asyncio.create_task(fetcher.run())
+    async with asyncio.timeout(20):
+        await opened.wait()
+        opened.clear()
+        await opened.wait()
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
+
+
 def diverge(stream: Stream, fetch: replication_pb2.PartitionReplicaFetch) -> None:
     """Let the leader say that the logs part at offset 0."""
     response = replication_pb2.ReplicaFetchResponse()

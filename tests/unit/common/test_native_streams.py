@@ -264,6 +264,12 @@ async def test_nothing_listens():
         await open_stream(address, METHOD, "broker-2", None)
 
 
+async def test_a_name_that_no_host_can_have_is_as_one_that_is_not_found():
+    """A broker may publish it; it is no bug of its followers, which a `UnicodeError` would stop."""
+    with pytest.raises(OSError, match=r"broker\.\.2"):
+        await open_stream("broker..2:7183", METHOD, "broker-2", None)
+
+
 HELLO = PREFACE + frame_head(Kind.HELLO, native_pb2.Hello(client_id="x").SerializeToString())
 FOREIGN = native_pb2.Hello(client_id="x")
 FOREIGN.handshake.release = "9.0.0"

@@ -337,13 +337,17 @@ async def open_stream(
     """Connect to host:port, with TLS where there is a context. The caller aborts the stream.
 
     Raises:
-        OSError: no connection; of TLS and of the time, too.
+        OSError: no connection; of TLS, of the time and of the name, too.
+        HeadraceError: the address is malformed.
     """
     host, port = split_address(address)
-    async with asyncio.timeout(CONNECT_SECONDS):
-        _, stream = await asyncio.get_running_loop().create_connection(
-            lambda: _OpenedStream(method, client_id), host.strip("[]"), port, ssl=context
-        )
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, stream = await asyncio.get_running_loop().create_connection(
+                lambda: _OpenedStream(method, client_id), host.strip("[]"), port, ssl=context
+            )
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is not the name of a host: {error}") from error
     return stream
 
 
