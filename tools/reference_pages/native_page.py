@@ -173,7 +173,7 @@ connections have no requests: each is one stream of messages in both directions.
    most {first}.
 3. Both sides send MESSAGE frames at any time, each with correlations 1, 2, 3 and so on. No answer refers to a
    correlation; [replication](../protocols/replication.md#a-fetch) describes the messages. A side closes the stream if
-   nothing arrives for {challenge}.
+   nothing arrives for {challenge}, or if a message that it waits for is not complete after {frame}.
 4. A leader's message whose batches are ranges of files has the flag `CONFIRMED`, and a CONFIRM or DISCARD follows.
 
 An ERROR ends the stream. With internal TLS both sides present certificates, on this port as on `internal_listen`."""
@@ -284,7 +284,11 @@ def native_body() -> str:
             "## Limits",
             _limits(),
             _TLS,
-            _STREAMS.format(challenge=_seconds(SILENCE_SECONDS), first=_bytes(frames.MAX_HELLO_BYTES)),
+            _STREAMS.format(
+                challenge=_seconds(SILENCE_SECONDS),
+                frame=_seconds(framed_connection.FRAME_SECONDS),
+                first=_bytes(frames.MAX_HELLO_BYTES),
+            ),
             _FALLBACK.format(connect=_seconds(native_ports.CONNECT_S), avoid=_seconds(native_ports.AVOID_S)),
             _CLIENT,
         ]
@@ -369,7 +373,8 @@ def _limits() -> str:
             "connections",
             "`max_native_connections`, at most an eighth of the open files; of `n` addresses each has one part in "
             "`n + 1`",
-            "the connection that was idle for longest is closed; if none is idle, the new one",
+            "the connection that was idle for longest, and has read its answers, is closed; if there is none, the new "
+            "one",
         ),
     )
     return table(("what", "limit", "beyond it"), rows)

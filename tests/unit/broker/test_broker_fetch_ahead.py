@@ -218,6 +218,7 @@ class Stream:
     """A stream to a leader whose messages a test puts in; `taken` counts those that the fetcher has read."""
 
     is_over = False
+    heard_bytes = 0
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Received | None] = asyncio.Queue()
@@ -235,6 +236,9 @@ class Stream:
         self.sent.put_nowait(replication_pb2.ReplicaFetchRequest.FromString(outgoing.message))
 
     def abort(self) -> None:
+        pass
+
+    def hear_all(self) -> None:
         pass
 
     def put(self, response: replication_pb2.ReplicaFetchResponse, batches: bytes = b"", **fields: Any) -> None:

@@ -37,6 +37,7 @@ class Link:
     """The stream between a follower and its leader, in one process."""
 
     is_over = False
+    heard_bytes = 0
 
     def __init__(self, session: FollowerFetchSession, *, knows_flushes: bool) -> None:
         self._session = session
@@ -48,6 +49,9 @@ class Link:
         """Its offset and its durable offset."""
         self.takes_fetches = asyncio.Event()
         self.takes_fetches.set()
+
+    def hear_all(self) -> None:
+        pass
 
     async def read(self) -> Received:
         outgoing = await anext(self._responses)

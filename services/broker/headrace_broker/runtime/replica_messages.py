@@ -7,6 +7,7 @@ import asyncio
 from headrace.wire.crc import ReadableBuffer
 from headrace.wire.errors import HeadraceError, to_detail
 from headrace_server.internal_v1 import replication_pb2
+from headrace_server.native.framed_connection import FRAME_SECONDS
 from headrace_server.native.streams import MessageStream, Received
 from headrace_server.partition_state import Replica
 
@@ -20,9 +21,24 @@ MAX_REQUEST_BYTES = 1 << 20
 
 
 async def receive(stream: MessageStream) -> Received | None:
-    """Return the next message of a stream; `None` means that it has ended. Raises TimeoutError, HeadraceError."""
-    async with asyncio.timeout(SILENCE_SECONDS):
-        return await stream.read()
+    """Return the next message of a stream; `None` means that it has ended.
+
+    Raises:
+        TimeoutError: If nothing arrives for `SILENCE_SECONDS`, or the message is not complete in `FRAME_SECONDS`.
+        HeadraceError: As `read`.
+    """
+    loop = asyncio.get_running_loop()
+    begun, heard_bytes, was_silent = loop.time(), stream.heard_bytes, False
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS / 2):
+                return await stream.read()
+        except TimeoutError:
+            is_silent = stream.heard_bytes == heard_bytes
+            if (is_silent and was_silent) or loop.time() - begun > FRAME_SECONDS:
+                raise
+            was_silent, heard_bytes = is_silent, stream.heard_bytes
+            stream.hear_all()
 
 
 def read_request(follower: Replica, entry: replication_pb2.PartitionReplicaFetch) -> FetchRequest:

@@ -74,6 +74,8 @@ class MessageStream(FramedConnection):
         self._socket: socket.socket | None = None
         """`None` with TLS, which receives other bytes than those of the messages."""
         self._waking_bytes = 1
+        self.heard_bytes = 0
+        """Number of bytes that have arrived, those of incomplete messages included."""
         self._wake = asyncio.Event()
         self._is_over = False
         self._error: HeadraceError | None = None
@@ -122,6 +124,10 @@ class MessageStream(FramedConnection):
         self._finish()
         self._transport.abort()
 
+    def hear_all(self) -> None:
+        """Count what has arrived of a large message, too, and waits in the socket for more of it."""
+        self._set_waking_bytes(1)
+
     @property
     def is_over(self) -> bool:
         """Whether the stream has ended."""
@@ -134,6 +140,11 @@ class MessageStream(FramedConnection):
         super().connection_made(transport)
         if transport.get_extra_info("ssl_object") is None:
             self._socket = transport.get_extra_info("socket")
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio."""
+        self.heard_bytes += nbytes
+        super().buffer_updated(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
