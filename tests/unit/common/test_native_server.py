@@ -1003,6 +1003,37 @@ async def test_what_is_sent_next_is_loaded_before_its_turn(log, monkeypatch):
         assert len(loads.begun) >= 5
 
 
+async def test_a_client_is_not_cut_off_while_the_disk_is_slow(log, monkeypatch):
+    """It would read the answer: neither its connection nor its address pays for the disk."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(framed, "STALL_SECONDS", 0.1)
+    loads = Loads(monkeypatch)
+    async with serving() as bench:
+        client, slices = await bench.connect(), []
+
+        async def send(message):
+            slices.append(log.reader.read(0, 1 << 30, log.log_end_offset))
+            return OutgoingMessage(b"m", [slices[-1]], close=slices[-1].close)
+
+        bench.service.handle = send
+        client.ask(1)
+        client.ask(2)
+        await bench.until(lambda: len(loads.begun) == 2)
+        (connection,) = bench.server._connections
+        looked, look = [], connection.look
+
+        def look_and_note(now):
+            looked.append(now)
+            look(now)
+
+        connection.look = look_and_note
+        await bench.until(lambda: not bench.server._connections or (looked and looked[-1] - looked[0] > 0.3))
+        loads.gate.set()
+        for number in (1, 2):
+            assert (await client.receive())[0].correlation == number
+        assert bench.metric("broken_total") == 0
+
+
 async def test_answers_behind_a_file_keep_their_order(log):
     """Small ones that come while the kernel sends wait for their place; a slow client gets all of them."""
     async with serving() as bench:

@@ -87,6 +87,8 @@ class OutgoingQueue:
         self.is_ending = False
         """Whether the connection is closed when what waits has left."""
         self._progress_at = self._loop.time()
+        self._is_loading = False
+        """Whether the disk is waited for, not the peer."""
 
     def begin(self) -> None:
         """Make the transport call `pause` as soon as the socket is full, and `resume` when all data is written."""
@@ -124,8 +126,8 @@ class OutgoingQueue:
         return not self._is_full and self._sending is None
 
     def stalled_seconds(self, now: float) -> float:
-        """Return the time in seconds since the peer last accepted data, or `0` if nothing is queued."""
-        return 0.0 if self.is_empty else now - self._progress_at
+        """Return the time in seconds since the peer last accepted data, or `0` if it is offered none."""
+        return 0.0 if self.is_empty or self._is_loading else now - self._progress_at
 
     def pause(self) -> None:
         """Handle a full socket buffer."""
@@ -168,7 +170,7 @@ class OutgoingQueue:
                 self._load_ahead()
                 try:
                     if message.loading is not None:
-                        await asyncio.wait([message.loading])  # An error occurs again where the slice is sent.
+                        await self._loaded(message.loading)  # An error occurs again where the slice is sent.
                     for piece in message.pieces:
                         if type(piece) is Slice:
                             await self._send_slice(piece, message)
@@ -207,12 +209,22 @@ class OutgoingQueue:
         loading.add_done_callback(_retrieve)
         return loading
 
+    async def _loaded(self, loading: asyncio.Future[None]) -> None:
+        """Wait for a thread, which may wait for others and the disk."""
+        self._is_loading = True
+        try:
+            await asyncio.wait([loading])
+        finally:
+            self._is_loading, self._progress_at = False, self._loop.time()
+
     async def _send_slice(self, piece: Slice, message: _Waiting) -> None:
         if not piece.size_bytes:
             return
         try:
             if not piece.is_cached():
-                await asyncio.shield(self._load(message, [piece]))
+                loading = self._load(message, [piece])
+                await self._loaded(loading)
+                loading.result()
             sent = await self._send_file(piece) if self._sends_files else 0
             for start in range(sent, piece.size_bytes, CHUNK_BYTES):
                 self._transport.write(piece.read_part(start, min(CHUNK_BYTES, piece.size_bytes - start)))
