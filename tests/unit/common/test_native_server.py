@@ -23,6 +23,7 @@ from headrace.wire.errors import (
     NotLeaderError,
     Outcome,
     ShuttingDownError,
+    StorageOfflineError,
     ThrottledError,
     TimedOutError,
     UnauthenticatedError,
@@ -934,6 +935,29 @@ async def test_a_file_that_ends_too_early_ends_the_connection(log):
         ((piece, error),) = failed
         assert piece is found
         assert type(error) is CorruptLogError
+
+
+async def test_a_disk_that_fails_the_kernel_fails_the_log(log, monkeypatch):
+    """Not all pages of a range are looked at before: without it, each reader would be cut off there for ever."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, "a bad sector")
+
+    monkeypatch.setattr(os, "sendfile", fail)
+    async with serving() as bench:
+        client, failed = await bench.connect(), []
+        found = log.reader.read(0, 1 << 30, log.log_end_offset)
+
+        async def send(message):
+            return OutgoingMessage(b"m", [found], lambda: True, found.close, lambda *met: failed.append(met))
+
+        bench.service.handle = send
+        monkeypatch.setattr(found._files.filesystem, "pread", fail, raising=False)
+        client.ask(1)
+        assert await client.ended()
+        ((piece, error),) = failed
+        assert piece is found
+        assert type(error) is StorageOfflineError
 
 
 async def test_a_file_is_released_where_the_connection_is_lost_before_it_is_sent(log):

@@ -237,7 +237,7 @@ class OutgoingQueue:
     async def _send_file(self, piece: Slice) -> int:
         """Send a range by `sendfile`, while the transport's buffer is empty; return the number of bytes sent.
 
-        It is the whole range, unless the system has no `sendfile` from such a file to a socket.
+        It is the whole range, unless the disk fails, or the system has no `sendfile` from such a file to a socket.
         """
         await self._has_room.wait()
         if self._descriptor < 0:  # A duplicate, because the event loop reserves the first one for the transport.
@@ -250,6 +250,8 @@ class OutgoingQueue:
                 await self._writable()
                 continue
             except OSError as error:
+                if error.errno == errno.EIO:
+                    break  # Of the file: who reads it learns which one.
                 if error.errno not in NO_SENDFILE:
                     raise
                 self._sends_files = False
