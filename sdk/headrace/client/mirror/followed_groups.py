@@ -13,6 +13,8 @@ class FollowedGroups:
         self._source = source
         self._target = target
         self._stored: dict[tuple[str, TopicPartition], int] = {}
+        self._topic_ids: dict[str, bytes] = {}
+        """Ids at the mirror of all topics that were there in a round."""
 
     async def follow(self, described: MirrorDescription) -> None:
         """Store the offsets that have changed, at most the end of the mirror's log: offsets are equal there.
@@ -20,15 +22,17 @@ class FollowedGroups:
         A group that has members here keeps its own offsets. Without members, an offset goes back only if it is the one
         that was stored here last: else the group has read here meanwhile. One that gets members between the look and
         the write, which may be repeated for seconds, is compared again in the next round. Offsets of a topic with a
-        problem may be of another topic of the name.
+        problem may be of another topic of the name. The reports of one that is copied anew may be of the earlier copy
+        until the next round.
 
         Raises:
             HeadraceError: If one of the clusters cannot be asked.
         """
+        renewed = await self._renewed_topics()
         ends = {
             TopicPartition(topic.name, number): report.end_offset
             for topic in described.topics
-            if not topic.is_promoted and not topic.problem
+            if not topic.is_promoted and not topic.problem and topic.name not in renewed
             for number, report in topic.partitions.items()
         }
         for listed in await self._source.list_groups():
@@ -57,6 +61,14 @@ class FollowedGroups:
             for result in results:
                 if result.error is None:
                     self._stored[group, TopicPartition(result.topic, result.partition)] = result.offset
+
+    async def _renewed_topics(self) -> set[str]:
+        """Return the topics that were deleted and created again here, and forget the offsets stored in them before."""
+        found = {topic.name: topic.topic_id for topic in await self._target.describe_topics()}
+        renewed = {name for name, topic_id in found.items() if self._topic_ids.get(name, topic_id) != topic_id}
+        self._topic_ids |= found
+        self._stored = {key: offset for key, offset in self._stored.items() if key[1].topic not in renewed}
+        return renewed
 
     async def _positions_here(self, group: str) -> tuple[dict[TopicPartition, int], int]:
         """Return the offsets of a group at the mirror, and its epoch; none and 0 if it does not exist."""

@@ -26,6 +26,9 @@ class FakeAdmin:
     async def describe_topic(self, name):
         return SimpleNamespace(topic_id=self.topics[name], partitions=[0])
 
+    async def describe_topics(self):
+        return [SimpleNamespace(name=name, topic_id=topic_id) for name, topic_id in self.topics.items()]
+
     async def list_groups(self):
         return [SimpleNamespace(group_id="billing")]
 
@@ -142,6 +145,26 @@ def test_offsets_in_a_topic_that_was_created_again_are_not_those_of_the_copy():
     asyncio.run(follow())
     assert "created again" in described.topics[0].problem
     assert target.offsets == {kept: 4}
+
+
+def test_positions_are_stored_again_in_a_topic_that_was_deleted_here_and_copied_anew():
+    """They went with the earlier copy, whose end is reported until the new one has reported its own."""
+    orders = TopicPartition("orders", 0)
+    source, target = FakeAdmin({}, {orders: 3}), FakeAdmin({"orders": b"\4"}, {})
+
+    async def run():
+        groups = FollowedGroups(source, target)
+        await groups.follow(of_orders(9))
+        assert target.offsets == {orders: 3}
+        target.topics, target.offsets = {}, {}
+        await groups.follow(of_orders(9))
+        target.topics, target.offsets = {"orders": b"\5"}, {}
+        await groups.follow(of_orders(9))
+        assert target.offsets == {}, "the end is that of the earlier copy"
+        await groups.follow(of_orders(9))
+        assert target.offsets == {orders: 3}
+
+    asyncio.run(run())
 
 
 def test_a_topic_that_the_mirror_leaves_out_is_told_from_one_that_is_gone():
