@@ -9,6 +9,7 @@ import pytest
 from headrace.cli.main import app
 from headrace.display import progress
 from headrace.embedded.opened import OpenDirectory
+from headrace.wire.encoding import encode_batch
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 from typer.testing import CliRunner
 
@@ -148,3 +149,22 @@ def test_a_copy_continues_behind_records_that_the_cluster_has_removed(cluster, t
             assert int(record.value) == 2 * record.offset + record.partition
             offsets[record.partition].append(record.offset)
     assert offsets == {0: [*range(100), *range(150, 205)], 1: [*range(100), *range(200, 205)]}
+
+
+@pytest.mark.parametrize("fewer", [0, 3])
+def test_a_copy_whose_last_records_the_cluster_has_lost(cluster, tmp_path, fewer):
+    """It has others in their place, and no more than the copy: nothing is left to copy, and that is no success."""
+    name = f"lost-{fewer}"
+    create(cluster, name)
+    fill(cluster, name, range(20))
+    headrace.fetch(name, tmp_path / "copy", bootstrap_servers=cluster.bootstrap_servers)
+    opened = OpenDirectory(str(tmp_path / "copy"), creates=False)
+    topic_id = opened.topics.by_name[name].topic_id
+    opened.copied(topic_id, 1).append([encode_batch([b"lost"] * (10 + fewer), base_timestamp_ms=1)])
+    opened.close()
+    fill(cluster, name, range(20, 40))
+    with pytest.raises(headrace.DivergedLogError, match=r"partition 1 of lost-. has another record .* at offset 19"):
+        headrace.fetch(name, tmp_path / "copy", bootstrap_servers=cluster.bootstrap_servers)
+    with headrace.open(tmp_path / "copy", read_only=True) as log:
+        ends = [at.offset for at in log.admin.list_offsets(name, "latest").values()]
+    assert ends == [10, 20 + fewer], "nothing is changed"

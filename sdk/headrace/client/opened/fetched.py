@@ -22,8 +22,9 @@ from headrace.client.net.transport import open_connections
 from headrace.client.opened.directory import LogDirectory
 from headrace.display.progress import progress_bar
 from headrace.embedded.open_partition import DirectoryPartition
+from headrace.wire.batch import read_header
 from headrace.wire.crc import ReadableBuffer
-from headrace.wire.errors import Outcome, TimedOutError
+from headrace.wire.errors import DivergedLogError, OffsetOutOfRangeError, Outcome, TimedOutError
 from headrace.wire.ids import TopicPartition
 
 FETCHED_BYTES = 4 << 20
@@ -102,8 +103,8 @@ def fetch(
             progress_bar(f"fetch {topic}", "records", total) as bar,
         ):
 
-            def fetch_from(number: int, offset: int) -> ReadableBuffer:
-                fetching = calls.fetch(number, offset, max_wait_ms=FETCH_MAX_WAIT_MS, max_bytes=FETCHED_BYTES)
+            def fetch_from(number: int, offset: int, max_bytes: int = FETCHED_BYTES) -> ReadableBuffer:
+                fetching = calls.fetch(number, offset, max_wait_ms=FETCH_MAX_WAIT_MS, max_bytes=max_bytes)
                 return execute(fetching, connections.run_step).batches
 
             def advance(copied: CopiedPartition) -> None:
@@ -113,12 +114,48 @@ def fetch(
                 if progress is not None:
                     progress(copied)
 
+            for number, end in ends.items():
+                partition = opened.copied(described.topic_id, number)
+                _check_same(partition, starts[number], end, partial(fetch_from, number, max_bytes=1))
             for number, end in sorted(ends.items()):
                 partition = opened.copied(described.topic_id, number)
                 fetching = partial(fetch_from, number)
                 done.append(_copy(partition, starts[number], end, fetching, advance, config.request_timeout_ms / 1000))
                 opened.show()
         return done
+
+
+def _check_same(
+    partition: DirectoryPartition, log_start: int, end_offset: int, fetch_from: Callable[[int], ReadableBuffer]
+) -> None:
+    """Check the last record that a copy and the cluster's log, `log_start` to `end_offset`, both have.
+
+    Without anything to copy, no batch would be found that does not continue the copy.
+
+    Raises:
+        DivergedLogError: If they have different ones.
+    """
+    last = min(partition.log_end_offset, end_offset) - 1
+    if last < max(partition.log_start_offset, log_start):
+        return
+    try:
+        batches = fetch_from(last)
+    except OffsetOutOfRangeError:  # The cluster's log start was raised meanwhile.
+        return
+    if not batches:  # An election has hidden it.
+        return
+    theirs, ours = read_header(batches), partition.reader.batch_with(last)
+    if theirs.end_offset != ours.end_offset:
+        is_same = theirs.is_compacted or ours.is_compacted  # Perhaps: compaction has merged batches.
+    else:
+        is_same = theirs.chain_crc == ours.chain_crc
+    if not is_same:
+        raise DivergedLogError(
+            f"partition {partition.number} of {partition.topic.name} has another record in the cluster than in the "
+            f"copy at offset {last}: the cluster has lost records, or was restored from a backup",
+            outcome=Outcome.NOT_APPLIED,
+            action="Fetch the topic into another directory.",
+        )
 
 
 def _copy(
