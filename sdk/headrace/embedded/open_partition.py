@@ -218,10 +218,11 @@ class DirectoryPartition:
             before = self.visible_end if before_offset == -1 else before_offset
             return self.log.retention.delete_records(before, self.visible_end)
 
-    def retain(self, now_ms: int) -> None:
-        """Remove what exceeds the topic's retention at a time of the wall clock."""
+    def retain(self, now_ms: int | None) -> None:
+        """Remove what exceeds the topic's retention at a time of the wall clock; `None`: what exceeds its size."""
         with self.lock:
-            self.log.roll_if_due(now_ms)
+            if now_ms is not None:
+                self.log.roll_if_due(now_ms)
             self.log.retention.remove_deleted_files(time.monotonic_ns() // 1_000_000)
             start = self.log.retention.plan(now_ms, self.visible_end)
             if start > self.log_start_offset:
@@ -281,13 +282,17 @@ class DirectoryPartition:
 
     # --- what a start reads ---
 
-    def checkpoint(self) -> None:
-        """Write how far the log is durable, if that is due, and the producers without those that have expired."""
-        with self.lock:
-            self.producers.expire(time.time_ns() // 1_000_000)
-        now_ms = time.monotonic_ns() // 1_000_000
-        self.log.durability.checkpoint(now_ms, self.visible_end)
-        if self._snapshot.is_due(self.log, now_ms):
+    def checkpoint(self, now_ms: int | None) -> None:
+        """Write how far the log is durable, if that is due, and the producers without those that have expired.
+
+        `now_ms` is of the wall clock; `None` means that none has expired.
+        """
+        if now_ms is not None:
+            with self.lock:
+                self.producers.expire(now_ms)
+        monotonic_ms = time.monotonic_ns() // 1_000_000
+        self.log.durability.checkpoint(monotonic_ms, self.visible_end)
+        if self._snapshot.is_due(self.log, monotonic_ms):
             self.snapshot()
 
     def snapshot(self) -> None:

@@ -21,6 +21,7 @@ from headrace.embedded.followed import in_use
 from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.partitions import check_partition
 from headrace.embedded.shared_bounds import BoundsWriter, NoBounds, SharedBounds, writer_of
+from headrace.embedded.wall_clock import WallClock
 from headrace.log.boot_note import read_boot_id
 from headrace.log.directory import DataDirectory
 from headrace.log.errors import REFUSALS, DirectoryInUseError, WrongDirectoryError, storage_error
@@ -69,6 +70,7 @@ class OpenDirectory:
         """
         self.path = path
         self.filesystem = filesystem or OsFileSystem()
+        self._clock = WallClock()
         identity, is_new = _identity_of(path, self.filesystem, creates=creates)
         try:
             self._directory = DataDirectory.open(
@@ -285,13 +287,13 @@ class OpenDirectory:
                 self._care(partition, retains=is_retained, compacts=is_compacted)
 
     def _care(self, partition: DirectoryPartition, *, retains: bool, compacts: bool) -> None:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._clock.believed_ms()
         is_copy = bool(partition.topic.origin)  # Which keeps what the cluster removes.
         try:
-            partition.checkpoint()
+            partition.checkpoint(now_ms)
             if retains and not is_copy:
                 partition.retain(now_ms)
-            if compacts and not is_copy and partition.topic.config.compacts:
+            if compacts and now_ms is not None and not is_copy and partition.topic.config.compacts:
                 partition.compact(now_ms, self.compaction_end(partition))
             self._show(partition)
         except REFUSALS as error:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import headrace
 import pytest
-from headrace.embedded import catalogue
+from headrace.embedded import catalogue, wall_clock
 from headrace.embedded.appends import AppendQueue, Written
 from headrace.embedded.catalogue import DirectoryTopic, DirectoryTopics
 from headrace.embedded.cluster import DirectoryCluster
@@ -535,15 +535,15 @@ def test_the_other_partitions_are_cared_for_after_an_error_that_nobody_expected(
         topic = next(iter(directory.all_topics()))
         first, second = (directory.readable(topic, number) for number in range(2))
         kept = threading.Event()
-        monkeypatch.setattr(first, "checkpoint", lambda: 1 / 0)
-        monkeypatch.setattr(second, "checkpoint", kept.set)
+        monkeypatch.setattr(first, "checkpoint", lambda _: 1 / 0)
+        monkeypatch.setattr(second, "checkpoint", lambda _: kept.set())
         with log.producer() as producer:
             producer.send("clicks", b"1", partition=1).result(WAIT)
         assert kept.wait(WAIT)
         assert "ZeroDivisionError" in caplog.text
 
 
-def test_producers_that_are_silent_are_forgotten(tmp_path, monkeypatch):
+def test_producers_that_are_silent_are_forgotten(tmp_path):
     with headrace.open(tmp_path / "events") as log:
         log.admin.create_topic("clicks")
         directory = log._server.directory
@@ -551,12 +551,42 @@ def test_producers_that_are_silent_are_forgotten(tmp_path, monkeypatch):
         assert isinstance(partition, DirectoryPartition)
         batch = encode_batch([b"1"], base_timestamp_ms=1, producer_id=9, producer_epoch=0, base_sequence=0)
         assert partition.append([batch]).error is None
-        partition.checkpoint()
-        assert len(partition.producers._producers) == 1
-        later = time.time_ns() + (LIMITS.producer_expiry_ms + 1) * 1_000_000
-        monkeypatch.setattr("headrace.embedded.open_partition.time.time_ns", lambda: later)
-        partition.checkpoint()
+        now_ms = time.time_ns() // 1_000_000
+        for at_ms in (now_ms, None):
+            partition.checkpoint(at_ms)
+            assert len(partition.producers._producers) == 1
+        partition.checkpoint(now_ms + LIMITS.producer_expiry_ms + 1)
         assert not partition.producers._producers
+
+
+def test_nothing_is_old_while_the_clock_has_jumped(tmp_path, monkeypatch):
+    """H43: one that was set ahead deleted all records within a minute. What exceeds a size is removed all the same."""
+    with headrace.open(tmp_path / "events") as log:
+        log.admin.create_topic("clicks")
+        log.admin.create_topic("users", config={"cleanup_policy": "compact"})
+        directory, compacted = log._server.directory, []
+        clicks, users = sorted(directory._partitions.values(), key=lambda each: each.topic.name)
+        monkeypatch.setattr(users, "compact", lambda *_: compacted.append(users))
+
+        def send():
+            with log.producer() as producer:
+                producer.send_many("clicks", [b"1", b"2", b"3"])
+
+        def care():
+            for partition in clicks, users:
+                directory._care(partition, retains=True, compacts=True)
+            return clicks.log_start_offset, clicks.log.segment_count, len(compacted)
+
+        send()
+        later = time.time_ns() + 30 * 86_400 * 1_000_000_000
+        with monkeypatch.context() as patch:
+            patch.setattr(wall_clock.time, "time_ns", lambda: later)
+            assert care() == (0, 1, 0)
+            log.admin.alter_config("clicks", {"retention_bytes": 1})
+            clicks.log.close_below(clicks.visible_end)
+            send()
+            assert care() == (3, 1, 0)
+        assert care() == (3, 1, 1)
 
 
 def test_columns_that_a_wrong_clock_has_expired_are_there_again(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def live(filesystem: MemoryFileSystem, ledger: Ledger) -> None:
     for step in range(4):
         append(directory, ledger, 0, [b"%d-%d" % (step, number) for number in range(3)], 3 * step)
         commit(groups, ledger, 3 * step)
-        directory._partitions[EVENTS, 0].checkpoint()
+        directory._partitions[EVENTS, 0].checkpoint(None)
     directory.change(directory.topics.by_name["events"], lambda events: replace(events, partitions=2))
     ledger.topics["events"] = 2
     append(directory, ledger, 1, [b"second"], 0)
