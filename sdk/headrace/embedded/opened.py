@@ -73,10 +73,13 @@ class OpenDirectory:
         self._clock = WallClock()
         identity, is_new = _identity_of(path, self.filesystem, creates=creates)
         try:
-            self._directory = DataDirectory.open(
-                path, cluster_id=identity, generation=1, broker_id=BROKER_ID, new_storage_id=secrets.token_bytes(16),
-                boot_id=read_boot_id(), limits=DISK_LIMITS, filesystem=self.filesystem,
-            )  # fmt: skip
+            try:
+                self._directory = _open_locked(path, identity, self.filesystem)
+            except WrongDirectoryError:
+                if not is_new:
+                    raise
+                identity, is_new = _identity_of(path, self.filesystem, creates=creates)  # Another process has made it.
+                self._directory = _open_locked(path, identity, self.filesystem)
         except DirectoryInUseError:
             raise in_use(path, writer_of(path)) from None
         except InvalidConfigError as error:  # Its words are for the operator of a broker.
@@ -346,10 +349,18 @@ def _bounds_of(partition: DirectoryPartition) -> SharedBounds:
     )  # fmt: skip
 
 
+def _open_locked(path: str, identity: str, filesystem: FileSystem) -> DataDirectory:
+    return DataDirectory.open(
+        path, cluster_id=identity, generation=1, broker_id=BROKER_ID, new_storage_id=secrets.token_bytes(16),
+        boot_id=read_boot_id(), limits=DISK_LIMITS, filesystem=filesystem,
+    )  # fmt: skip
+
+
 def _identity_of(path: str, filesystem: FileSystem, *, creates: bool) -> tuple[str, bool]:
     """Return the identity of a directory, or a new one, and whether it is new."""
     try:
-        if filesystem.exists(f"{path}/{IDENTITY_FILE}"):
+        names = filesystem.list_directory(path) if filesystem.is_directory(path) else None
+        if filesystem.exists(f"{path}/{IDENTITY_FILE}"):  # After the list: another process may be making it.
             identity = read_identity(path, filesystem)
             cluster_id: str = identity["cluster_id"]
             if not cluster_id.startswith(IDENTITY_PREFIX):
@@ -359,7 +370,6 @@ def _identity_of(path: str, filesystem: FileSystem, *, creates: bool) -> tuple[s
                     action="Read its topics through the cluster, or name another directory.",
                 )
             return cluster_id, False
-        names = filesystem.list_directory(path) if filesystem.is_directory(path) else None
     except OSError as error:
         raise storage_error(path, error) from error
     left = [name for name in names or () if name not in BEGUN_FILES]

@@ -14,6 +14,7 @@ from headrace.embedded.open_partition import DirectoryPartition
 from headrace.embedded.opened import OpenDirectory
 from headrace.embedded.server import CHANGING_CALLS, DirectoryServer, OpenMode, acquire, release
 from headrace.log.errors import DirectoryInUseError
+from headrace.log.os_filesystem import OsFileSystem
 from headrace.wire.errors import Outcome, ShuttingDownError
 
 WAIT = 30
@@ -67,6 +68,37 @@ def test_clients_that_only_read_leave_a_directory_to_a_writer(events):
             producer.send("clicks", b"c")
         assert [record.value for record in consumer.poll(WAIT)] == [b"c"]
     open_elsewhere(events)
+
+
+@pytest.mark.parametrize("stays_open", [True, False])
+@pytest.mark.parametrize("step", ["is_directory", "list_directory", "exists", "open"])
+def test_a_directory_that_another_process_makes_meanwhile(tmp_path, step, stays_open):
+    """Two programs begin at once, with the same new directory: one has it, the other is told so, or has it next."""
+    path = str(tmp_path / "events")
+    (tmp_path / "events").mkdir()
+    writers = []
+
+    class SharedFileSystem(OsFileSystem):
+        """Another process makes the directory around the first call of `step`."""
+
+    def around(filesystem, *arguments, **options):
+        opens_first = step == "open"
+        found = None if opens_first else getattr(OsFileSystem, step)(filesystem, *arguments, **options)
+        if not writers:
+            writers.append(OpenDirectory(path, creates=True))
+            if not stays_open:
+                writers[0].close()
+        return getattr(OsFileSystem, step)(filesystem, *arguments, **options) if opens_first else found
+
+    setattr(SharedFileSystem, step, around)
+    if stays_open:
+        with pytest.raises(DirectoryInUseError, match="writes to"):
+            OpenDirectory(path, creates=True, filesystem=SharedFileSystem())
+        writers[0].close()
+    else:
+        opened = OpenDirectory(path, creates=True, filesystem=SharedFileSystem())
+        assert opened.identity == writers[0].identity
+        opened.close()
 
 
 def test_a_client_that_changes_something_where_another_process_writes(events):
