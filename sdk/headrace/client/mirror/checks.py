@@ -3,8 +3,20 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from headrace.client.base.errors import ConfigError
 from headrace.client.mirror.rows import CommonEnd, MirrorDescription, MirroredTopic, MirrorSettings
-from headrace.wire.errors import HeadraceError, InvalidRequestError, UnknownTopicError
+from headrace.partition.topic_configs import CONFIGS
+from headrace.wire.errors import HeadraceError, InvalidConfigError, InvalidRequestError, UnknownTopicError
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError if no topic could have it as `mirror`. With a `/` its rows would be those of other mirrors."""
+    try:
+        is_name = bool(CONFIGS["mirror"].parse(name))
+    except InvalidConfigError:
+        is_name = False
+    if not is_name:
+        raise ConfigError(f"{name!r} cannot name a mirror", action="Use 1 to 100 letters, digits, `.`, `_` and `-`.")
 
 
 def check_not_promoted(known: MirrorDescription | None) -> None:

@@ -14,6 +14,7 @@ from headrace.client.base.errors import ConfigError
 from headrace.client.base.operations import Pause
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.checks import (
+    check_name,
     check_not_promoted,
     chosen_topics,
     is_copied,
@@ -102,9 +103,10 @@ class Mirrors:
         made by this mirror, is left as it is and reported.
 
         Raises:
-            ConfigError: If a setting is wrong.
+            ConfigError: If the name or a setting is wrong.
             InvalidRequestError: If the mirror was promoted: delete it first.
         """
+        check_name(name)
         settings.check()
         self._make_table()
         check_not_promoted(self._find(name))
@@ -326,13 +328,14 @@ class Mirrors:
             For each topic and partition, how far the logs are equal, and where each ends.
 
         Raises:
-            ConfigError: If a setting is wrong.
+            ConfigError: If the name or a setting is wrong.
             InvalidConfigError: If it names a file that the workers do not have.
             TimedOutError: If no worker begins within a minute, or none has compared the logs in time.
             DivergedLogError: If records would be lost; the message has their number.
             UnknownTopicError: If one of the clusters lacks a topic.
             InvalidRequestError: If a topic belongs to another mirror, or the mirror was promoted or has another source.
         """
+        check_name(name)
         settings.check()
         self._make_table()
         known = self._find(name)

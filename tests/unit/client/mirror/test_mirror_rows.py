@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from headrace.client.base.errors import ConfigError
+from headrace.client.mirror.mirrors import Mirrors
 from headrace.client.mirror.rows import (
     AFTER_REPORTS,
     CommonEnd,
@@ -22,6 +25,15 @@ from headrace.client.mirror.worker import _owner
 from headrace.wire.errors import UnknownTopicError
 
 SOURCE = {"bootstrap_servers": "west:7181"}
+
+
+@pytest.mark.parametrize("name", ["west/eu", "", "w" * 101])
+def test_a_name_that_no_topic_could_have_is_refused(name):
+    """The rows of `west/eu` would be those of `west`: its workers count there, and copy nothing."""
+    with Mirrors(bootstrap_servers="localhost:1", request_timeout_ms=100) as mirrors:
+        for call in mirrors.create, partial(mirrors.fail_back, topics=["orders"]):
+            with pytest.raises(ConfigError, match="cannot name a mirror"):
+                call(name, settings=MirrorSettings(SOURCE))
 
 
 def rows_of(name="west", **more):
