@@ -107,6 +107,28 @@ def test_an_empty_topic_is_promoted_again_while_nothing_is_written_to_it(headrac
         headrace.promote(tmp_path / "events", bootstrap_servers=servers)
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_an_emptied_partition_is_promoted_again(headrace_cluster, topic_name, tmp_path, partitions):
+    """It has no record to compare; also where the cluster has further ones. A topic of its own is another one."""
+    servers = headrace_cluster.bootstrap_servers
+    for path in ("events", "others"):
+        with headrace.open(tmp_path / path) as log:
+            log.admin.create_topic(topic_name, partitions=partitions)
+            with log.producer() as producer:
+                for number in range(partitions):
+                    producer.send(topic_name, path.encode(), partition=number)
+            log.admin.delete_records(topic_name, {0: 1})
+    for was_promoted in (False, True):
+        (promoted,) = headrace.promote(tmp_path / "events", bootstrap_servers=servers)
+        assert promoted.was_promoted == was_promoted
+    with headrace.Producer(bootstrap_servers=servers) as producer:
+        assert producer.send(topic_name, b"next", partition=0).result(WAIT).offset == 1
+    (promoted,) = headrace.promote(tmp_path / "events", bootstrap_servers=servers)
+    assert promoted.was_promoted
+    with pytest.raises(headrace.TopicAlreadyExistsError):
+        headrace.promote(tmp_path / "others", bootstrap_servers=servers)
+
+
 def test_an_interrupted_promotion_is_continued_and_refuses_producers_meanwhile(headrace_cluster, topic_name, tmp_path):
     """The mirror holds what was copied, and the next call copies the rest only."""
     servers = headrace_cluster.bootstrap_servers

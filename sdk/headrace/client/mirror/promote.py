@@ -15,7 +15,14 @@ from headrace.client.mirror.copying import CopyLimits, CopyState, PartitionCopy,
 from headrace.client.mirror.followed_topics import own_settings
 from headrace.client.opened.directory import LogDirectory
 from headrace.display.progress import progress_bar
-from headrace.wire.errors import HeadraceError, TimedOutError, TopicAlreadyExistsError, UnknownTopicError
+from headrace.wire.batch import iter_batches
+from headrace.wire.errors import (
+    HeadraceError,
+    OffsetOutOfRangeError,
+    TimedOutError,
+    TopicAlreadyExistsError,
+    UnknownTopicError,
+)
 from headrace.wire.ids import TopicPartition
 
 Result = TypeVar("Result")
@@ -230,12 +237,29 @@ async def _is_copy(old: Side, source: PartitionCalls, new: Side, created: Any, e
     target = new.topic(created.name, created.topic_id)
     for number, end_offset in ends.items():
         if end_offset:
-            found = await new.run(target.batch_with(number, end_offset - 1))
-            if found is None or found != await old.run(source.batch_with(number, end_offset - 1)):
+            ours = await old.run(source.batch_with(number, end_offset - 1))
+            if ours is None:  # All of its records were deleted.
+                chain = await _chain_at(old, source, number, end_offset)
+                is_same = chain is not None and chain == await _chain_at(new, target, number, end_offset)
+            else:
+                is_same = ours == await new.run(target.batch_with(number, end_offset - 1))
+            if not is_same:
                 return False
     if any(ends.values()):
         return True
     return not any(at.offset for at in (await new.admin.list_offsets(created.name, "latest")).values())
+
+
+async def _chain_at(side: Side, calls: PartitionCalls, number: int, offset: int) -> int | None:
+    """Return the chain value before the first record of a log, which begins at an offset; `None` if it does not."""
+    try:
+        fetched = await side.run(calls.fetch(number, offset, max_wait_ms=0, max_bytes=1))
+    except OffsetOutOfRangeError:
+        return None
+    first = next((header for header, _ in iter_batches(fetched.batches)), None)
+    if first is None:
+        return fetched.chain_crc
+    return first.previous_crc if first.base_offset == offset else None
 
 
 async def _follow_log_starts(old: Side, name: str, new: Side, promoted: PromotedTopic) -> None:
