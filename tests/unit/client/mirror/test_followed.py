@@ -19,6 +19,7 @@ class FakeAdmin:
         self.topics = topics
         self.offsets = offsets
         self.epoch = 0
+        self.end_offset = 9
 
     async def list_topics(self):
         return list(self.topics)
@@ -27,7 +28,15 @@ class FakeAdmin:
         return SimpleNamespace(topic_id=self.topics[name], partitions=[0])
 
     async def describe_topics(self):
-        return [SimpleNamespace(name=name, topic_id=topic_id) for name, topic_id in self.topics.items()]
+        partitions = [SimpleNamespace(partition=0, leader_id=1), SimpleNamespace(partition=1, leader_id=-1)]
+        return [
+            SimpleNamespace(name=name, topic_id=topic_id, partitions=partitions)
+            for name, topic_id in self.topics.items()
+        ]
+
+    async def list_offsets(self, name, at, *, partitions):
+        assert (at, partitions) == ("latest", [0])
+        return {TopicPartition(name, 0): SimpleNamespace(offset=self.end_offset)}
 
     async def list_groups(self):
         return [SimpleNamespace(group_id="billing")]
@@ -72,7 +81,7 @@ async def run_until(ended, **settings):
 def test_positions_do_not_go_back_where_the_mirrors_own_group_has_moved_them():
     """Also after a worker has started, which has stored none yet; those that were copied follow the source back."""
     orders = TopicPartition("orders", 0)
-    source, target = FakeAdmin({}, {orders: 3}), FakeAdmin({}, {})
+    source, target = FakeAdmin({}, {orders: 3}), FakeAdmin({"orders": b"\4"}, {})
 
     async def follow(groups, position=None, here=None):
         source.offsets[orders] = position or source.offsets[orders]
@@ -98,7 +107,7 @@ def test_positions_do_not_go_back_where_the_mirrors_own_group_has_moved_them():
 def test_a_position_that_arrives_late_does_not_set_back_a_group_that_has_read_meanwhile():
     """The call is repeated for seconds: a consumer may join here, commit and leave before it arrives."""
     orders = TopicPartition("orders", 0)
-    source, target = FakeAdmin({}, {orders: 6}), FakeAdmin({}, {orders: 5})
+    source, target = FakeAdmin({}, {orders: 6}), FakeAdmin({"orders": b"\4"}, {orders: 5})
     described = target.describe_group
 
     async def read_after_the_look(group):
@@ -148,7 +157,7 @@ def test_offsets_in_a_topic_that_was_created_again_are_not_those_of_the_copy():
 
 
 def test_positions_are_stored_again_in_a_topic_that_was_deleted_here_and_copied_anew():
-    """They went with the earlier copy, whose end is reported until the new one has reported its own."""
+    """They went with the earlier copy, whose end is reported until the new one has reported its own; it has less."""
     orders = TopicPartition("orders", 0)
     source, target = FakeAdmin({}, {orders: 3}), FakeAdmin({"orders": b"\4"}, {})
 
@@ -158,11 +167,29 @@ def test_positions_are_stored_again_in_a_topic_that_was_deleted_here_and_copied_
         assert target.offsets == {orders: 3}
         target.topics, target.offsets = {}, {}
         await groups.follow(of_orders(9))
-        target.topics, target.offsets = {"orders": b"\5"}, {}
+        target.topics, target.offsets, target.end_offset = {"orders": b"\5"}, {}, 2
         await groups.follow(of_orders(9))
-        assert target.offsets == {}, "the end is that of the earlier copy"
+        assert target.offsets == {orders: 2}
+        target.end_offset = 9
         await groups.follow(of_orders(9))
         assert target.offsets == {orders: 3}
+
+    asyncio.run(run())
+
+
+def test_positions_are_not_behind_what_consumers_see_here():
+    """The leader's copies that no follower has may go with it; a promoted log would then have other records there."""
+    orders, away = TopicPartition("orders", 0), TopicPartition("orders", 1)
+    source, target = FakeAdmin({}, {orders: 8, away: 8}), FakeAdmin({"orders": b"\4"}, {})
+    described = of_orders(9)
+    described.topics[0].partitions[1] = described.topics[0].partitions[0]
+
+    async def run():
+        groups = FollowedGroups(source, target)
+        for end_offset, stored in ((5, 5), (7, 7), (9, 8)):
+            target.end_offset = end_offset
+            await groups.follow(described)
+            assert target.offsets == {orders: stored}, "a partition without a leader waits"
 
     asyncio.run(run())
 
