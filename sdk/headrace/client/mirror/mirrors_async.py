@@ -1,16 +1,19 @@
 """Mirrors of one cluster, for operators: create, describe, promote, fail back, delete. See `rows` for their state."""
 
+import contextlib
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack
 
 from headrace.client.admin.admin_async import AsyncAdmin
+from headrace.client.admin.partition_calls import PartitionCalls
 from headrace.client.base.acompat import acall
 from headrace.client.base.config import AdminConfig, build
 from headrace.client.base.credentials import credential_of
 from headrace.client.base.errors import ConfigError
-from headrace.client.base.operations import Pause
+from headrace.client.base.operations import Pause, aexecute
 from headrace.client.base.settings_types import AdminSettings
 from headrace.client.mirror.checks import (
     check_name,
@@ -59,6 +62,7 @@ CATCH_UP_SECONDS = 60.0
 COMPARE_SECONDS = 600.0
 """Time for a worker to compare logs with the source."""
 _LOOK_SECONDS = 0.2
+_KNOWN_SECONDS = 5.0
 
 
 class AsyncMirrors:
@@ -207,6 +211,27 @@ class AsyncMirrors:
             if not topic.is_promoted:
                 await self._table.put(topic_key(name, topic.name), {"promoted_ms": now_ms})
                 topic.is_promoted = True
+        await self._wait_known([topic.name for topic in topics])
+
+    async def _wait_known(self, topics: Sequence[str]) -> None:
+        """Wait until the leaders of topics take what producers send, for a while: etcd tells them of it.
+
+        They refuse an append of copies then, also one without any.
+        """
+        deadline = time.monotonic() + _KNOWN_SECONDS
+        config = dataclasses.replace(self._config, request_timeout_ms=int(_KNOWN_SECONDS * 1000))
+        with contextlib.suppress(HeadraceError):  # A leader that cannot be asked takes nothing either.
+            for topic in topics:
+                described = await self.admin.describe_topic(topic)
+                calls = PartitionCalls(topic, described.topic_id, config)
+                for partition in described.partitions:
+                    while partition.leader_id >= 0 and time.monotonic() < deadline:
+                        try:
+                            append = calls.append(partition.partition, [], deletions_end=0)
+                            await aexecute(append, self._connections.run_step)
+                        except InvalidRequestError:
+                            break
+                        await self._connections.run_step(Pause(_LOOK_SECONDS))
 
     async def _promote_subjects(self, name: str, now_ms: str, url: str) -> None:
         """Let the registry take new schemas for the subjects that are not copied any more; again, if a call failed."""
@@ -379,6 +404,7 @@ class AsyncMirrors:
             except HeadraceError:
                 if isinstance(reason, HeadraceError):
                     reason.action += f" Producers are still refused: headrace topic alter {topic} --unset mirror."
+        await self._wait_known(topics)
 
     async def delete(self, name: str) -> None:
         """Delete a mirror. Topics that were not promoted stay as they are: read only, and not copied any more.

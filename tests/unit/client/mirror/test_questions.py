@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from headrace.client.admin.partition_calls import Fetched
 from headrace.client.base.errors import ConfigError
+from headrace.client.base.operations import Pause
 from headrace.client.mirror import answers, mirrors_async, source_questions_async, workers
 from headrace.client.mirror.copying import end_tasks
 from headrace.client.mirror.followed_topics import FollowedTopics
@@ -84,12 +85,14 @@ class FakeAdmin:
         """Ends of each topic when producers were accepted."""
         self.mirrors = {}
         """Mirrors of topics, where it is not `west`."""
+        self.partitions = []
+        """Partitions of each topic with their leaders."""
 
     async def list_topics(self):
         return list(self.topics)
 
     async def describe_topic(self, name):
-        return SimpleNamespace(topic_id=name.encode())
+        return SimpleNamespace(topic_id=name.encode(), partitions=self.partitions)
 
     async def create_topic(self, *arguments, **more):
         pass
@@ -413,6 +416,36 @@ def test_a_good_answer_is_better_than_an_error(clock, good_at):
     (promoted,) = asyncio.run(mirrors.promote("west", wait=True))
     assert promoted.is_promoted
     assert clock.now == pytest.approx(max(good_at, 0.2), abs=0.4)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("knows_at", [1, 60])
+def test_a_promotion_ends_when_leaders_take_what_producers_send(clock, monkeypatch, knows_at, fails):
+    """etcd tells them of it: a producer that began before would be refused. What cannot be asked is not waited for."""
+    asked = []
+
+    class Calls:
+        def __init__(self, topic, topic_id, config):
+            self.topic = topic
+
+        def append(self, number, batches, *, deletions_end):
+            asked.append((self.topic, number, *batches))
+            if fails:
+                raise TransportError("it is away", outcome=Outcome.UNKNOWN)
+            if clock.now >= knows_at:
+                raise InvalidRequestError("it is no mirror")
+            yield Pause(0)
+
+    async def waited(_):
+        pass
+
+    monkeypatch.setattr(mirrors_async, "PartitionCalls", Calls)
+    mirrors = mirrors_of({"orders": [5, 5]}, clock, waited)
+    mirrors.admin.partitions = [SimpleNamespace(partition=number, leader_id=number - 1) for number in range(2)]
+    (promoted,) = asyncio.run(mirrors.promote("west"))
+    assert promoted.is_promoted
+    assert set(asked) == {("orders", 1)}, "partition 0 has no leader"
+    assert clock.now == pytest.approx(0 if fails else min(knows_at, mirrors_async._KNOWN_SECONDS), abs=0.3)
 
 
 @pytest.mark.parametrize("is_working", [False, True])
