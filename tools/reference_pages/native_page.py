@@ -365,7 +365,11 @@ def _limits() -> str:
         ),
         ("from the connection to the HELLO", _seconds(framed_connection.HELLO_SECONDS), ended),
         ("a TLS handshake", _seconds(server.HANDSHAKE_SECONDS), ended),
-        ("TLS handshakes at once", str(server.MAX_HANDSHAKES), "further connections wait"),
+        (
+            "TLS handshakes at once",
+            str(server.MAX_HANDSHAKES),
+            f"further connections wait, and a handshake ends after {_seconds(server.HURRIED_SECONDS)}",
+        ),
         ("from the first byte of a frame to its last", _seconds(framed_connection.FRAME_SECONDS), ended),
         ("a client that reads nothing of an answer", _seconds(framed_connection.STALL_SECONDS), ended),
         ("a connection without a request", _seconds(server.IDLE_SECONDS), "GOODBYE, and the connection is closed"),

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -31,6 +32,7 @@ from headrace.wire.errors import (
     from_detail,
 )
 from headrace.wire.frames import CONFIRMED, HEADER, PREFACE, STAGE_BYTES, Header, Kind, MethodCode, frame_head
+from headrace_devcluster.certificates import Authority
 from headrace_server import wasted_calls
 from headrace_server.calls import CALLER, request_id
 from headrace_server.instruments import CommonMetrics
@@ -236,6 +238,24 @@ async def test_a_connection_that_cannot_be_served_does_not_keep_out_the_next(mon
         assert await (await bench.open()).ended()
         assert await (await bench.open()).ended()
         await bench.connect()
+
+
+async def test_handshakes_that_say_nothing_do_not_keep_out_others(monkeypatch, tmp_path):
+    """One address could have all of them, each for as long as a handshake may take, and again."""
+    monkeypatch.setattr(servers, "MAX_HANDSHAKES", 4)
+    monkeypatch.setattr(servers, "HURRIED_SECONDS", 0.1)
+    monkeypatch.setattr(servers, "HANDSHAKE_SECONDS", 3_600.0)
+    paths = Authority(tmp_path, "services").issue("broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(paths.cert_file, paths.key_file)
+    trusting = ssl.create_default_context(cafile=str(paths.ca_file))
+    async with serving(make_context=lambda: context) as bench:
+        silent = [await bench.open("127.0.0.2") for _ in range(8)]
+        async with asyncio.timeout(SECONDS):
+            streams = await asyncio.open_connection(bench.host, bench.port, ssl=trusting, server_hostname="localhost")
+        bench.clients.append(Client(streams))
+        assert await silent[0].ended()
+        assert bench.metric("broken_total") > 0
 
 
 async def test_requests_and_batches_arrive_as_they_were_sent():

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 from headrace.wire.errors import Outcome, ThrottledError
@@ -37,6 +38,8 @@ HANDSHAKE_SECONDS = 10.0
 """Timeout of a TLS handshake."""
 MAX_HANDSHAKES = 256
 """Maximum concurrent TLS handshakes; the kernel queues further connections."""
+HURRIED_SECONDS = 1.0
+"""Time after which a handshake ends if others wait for its place; clients of the SDK wait no longer."""
 MAX_ARRIVING_BYTES = 128 << 20
 """Maximum total size of large requests that are being received, over all connections."""
 TELL_SECONDS = 60.0
@@ -100,6 +103,11 @@ class NativeService:
         return NativeConnection(server, self)
 
 
+class _Handshake(NamedTuple):
+    peer: str
+    begun: float
+
+
 class NativeServer:
     """Listener and its connections, owned by a service's listeners."""
 
@@ -127,7 +135,8 @@ class NativeServer:
         self._has_none.set()
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], _Handshake] = {}
+        """The oldest first."""
         self._tell_at_seconds = -math.inf
         self._wasted = WastedCalls()
         metrics.connections.set_function(lambda: len(self._connections))
@@ -191,11 +200,20 @@ class NativeServer:
                 await asyncio.sleep(LOOK_SECONDS)
                 continue
             task = loop.create_task(self._connect(accepted, context, host, port))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._handshakes[task] = _Handshake(peer_name(host, port), loop.time())
+            task.add_done_callback(self._handshakes.pop)
             await asyncio.sleep(0)  # `sock_accept` does not, while connections wait: others would for all of them.
-            if len(self._handshakes) >= MAX_HANDSHAKES:
-                await asyncio.wait(self._handshakes, return_when=asyncio.FIRST_COMPLETED)
+            while len(self._handshakes) >= MAX_HANDSHAKES:
+                await self._hurry(loop.time())
+
+    async def _hurry(self, now: float) -> None:
+        """Wait for the end of a handshake; end the oldest if it is late, because others wait for its place."""
+        oldest, handshake = next(iter(self._handshakes.items()))
+        left = handshake.begun + HURRIED_SECONDS - now
+        if left <= 0 and oldest.cancel():
+            self.count_broken(handshake.peer)
+            log.info("native_handshake_failed", cause="others waited for its place")
+        await asyncio.wait(self._handshakes, timeout=max(0.0, left) or None, return_when=asyncio.FIRST_COMPLETED)
 
     async def _connect(self, accepted: socket.socket, context: ssl.SSLContext | None, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
