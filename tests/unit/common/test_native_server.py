@@ -1161,6 +1161,7 @@ async def test_a_new_session_that_cannot_be_checked_yet_refuses_later_requests_o
 async def test_an_address_whose_connections_end_without_a_greeting_is_kept_out(monkeypatch):
     """They cost the event loop as much as those with a wrong session."""
     monkeypatch.setattr(wasted_calls, "CALLS_AT_ONCE", 20)
+    monkeypatch.setattr(wasted_calls, "CALLS_PER_SECOND", 1)  # A slow machine makes few connections in one.
     async with serving() as bench:
         for _ in range(30):
             await (await bench.open("127.0.0.6")).close()
@@ -1170,6 +1171,7 @@ async def test_an_address_whose_connections_end_without_a_greeting_is_kept_out(m
 async def test_an_address_whose_connections_are_reset_before_they_are_accepted_is_kept_out(monkeypatch):
     """Such a socket does not say whose it was, but its acceptance did."""
     monkeypatch.setattr(wasted_calls, "CALLS_AT_ONCE", 20)
+    monkeypatch.setattr(wasted_calls, "CALLS_PER_SECOND", 1)  # A slow machine makes few connections in one.
     async with serving() as bench:
         for _ in range(30):
             with socket.create_connection((bench.host, bench.port), SECONDS, ("127.0.0.7", 0)) as reset:
