@@ -50,24 +50,26 @@ class ProduceTransport(Protocol):
 class _Flying:
     """Call in flight, or one that waits for the session of its client."""
 
-    __slots__ = ("_cancel", "is_cancelled", "stop_waiting")
+    __slots__ = ("_cancels", "is_cancelled", "stop_waiting")
 
     def __init__(self) -> None:
-        self._cancel: Callable[[], Any] = _nothing
+        self._cancels: list[Callable[[], Any]] = []
+        """Of each try: one over gRPC may begin before the one over the native protocol that it replaces is kept."""
         self.stop_waiting: Callable[[], None] = _nothing
         """Ends the call if it waits for the session."""
         self.is_cancelled = False
 
     def begun(self, cancel: Callable[[], Any]) -> None:
         """Keep what cancels the call."""
-        self._cancel = cancel
+        self._cancels.append(cancel)
         if self.is_cancelled:
             cancel()
 
     def cancel(self) -> None:
         """Cancel the call, or do not begin it."""
         self.is_cancelled = True
-        self._cancel()
+        for cancel in list(self._cancels):
+            cancel()
 
 
 def _nothing() -> None:

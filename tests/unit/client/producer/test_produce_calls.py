@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from headrace.client.base.config import ProducerConfig
+from headrace.client.net.native_calls import not_connected
 from headrace.client.net.sessions import Sessions
 from headrace.client.producer.partition_queue import Request
 from headrace.client.producer.produce_calls import ProduceCalls
@@ -84,3 +85,22 @@ def test_a_call_that_stops_waiting_was_not_sent(producer):
     sent.waiting.pop()("hr1.k.1", None)
     sent.calls.stop_waiting(sent.request)
     assert (sent.landed, sent.cancelled) == ([], [])
+
+
+def test_a_call_that_has_changed_to_grpc_at_once_can_be_cancelled():
+    """The connection has failed before, so that the end of the first try comes before the return of `begin`."""
+    cancelled = []
+
+    def begin(address, make_request, done, token):
+        done(None, not_connected(address, "refused"))
+        return lambda: cancelled.append("native")
+
+    def start_grpc(request, token, ended):
+        return SimpleNamespace(cancel=lambda: cancelled.append("grpc"))
+
+    native = SimpleNamespace(begin=begin, ports=SimpleNamespace(may_fall_back=True))
+    calls = ProduceCalls(ProducerConfig(), native, None, start_grpc)
+    request = Request(1, "localhost:1", [], 1_000)
+    calls.start(request, lambda *end: None)
+    calls.cancel(request)
+    assert "grpc" in cancelled
