@@ -176,7 +176,7 @@ class NativeClientConnection:
             self.is_usable = False
             if self._calls.is_idle:
                 raise ConnectionResetError("the broker closes it")
-        if (self._unsent or self._calls.missing) and now - self._progress_at > STALL_S:
+        if (self._unsent or self._calls.is_within_frame) and now - self._progress_at > STALL_S:
             raise TimeoutError(f"no progress on a frame for {STALL_S:g} s")
 
     def _receive(self, connection: NativeSocket, seconds: float) -> None:

@@ -95,7 +95,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
     def _overdue(self, number: int) -> None:
         """End a request without a response, and a connection that has stopped within a frame."""
         self.cancel(number)
-        if self._calls.missing and self._loop.time() - self._received_at > STALL_S:
+        if self._calls.is_within_frame and self._loop.time() - self._received_at > STALL_S:
             self._end(lost_connection(self._address, f"no progress on a frame for {STALL_S:g} s"))
 
     def close(self, error: HeadraceError) -> None:

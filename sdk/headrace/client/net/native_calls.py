@@ -169,6 +169,11 @@ class NativeCalls:
         """Number of missing bytes of a large response."""
         return self._reader.missing
 
+    @property
+    def is_within_frame(self) -> bool:
+        """Whether a part of a frame has arrived, of a response that nothing waits for, too."""
+        return not self._reader.is_between_frames
+
     def buffer(self) -> memoryview:
         """Return the buffer for the next bytes."""
         return self._reader.buffer()

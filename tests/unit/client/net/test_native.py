@@ -796,3 +796,25 @@ def test_an_asyncio_connection_that_stops_within_a_frame_is_replaced(make_port, 
         with pytest.raises(TimedOutError):
             client.fetch(0.3)
         assert batches(client.fetch()) == [[large]]
+
+
+def test_a_connection_that_stops_within_an_abandoned_response_is_replaced(make_client, make_port, monkeypatch):
+    """Its request has timed out before; what is skipped blocks later responses as what is received."""
+    monkeypatch.setattr("headrace.client.net.native.STALL_S", 0.1)
+    monkeypatch.setattr("headrace.client.net.native_async.STALL_S", 0.1)
+
+    def stop(port, connection, frame):
+        number = frame.header.correlation
+        if len(port.connections) > 1:
+            connection.sendall(answer(number))
+        elif number == 2:
+            connection.sendall(answer(1, bytes(500_000))[:1_000])
+
+    port = make_port(stop)
+    client = make_client(port.address)
+    for _ in range(2):
+        with pytest.raises((TimedOutError, TransportError)):
+            client.fetch(0.5)
+    (connection,) = client.connections._connections.values()
+    client.until(lambda: connection.has_ended)
+    assert batches(client.fetch()) == [[b"batches"]]
