@@ -79,8 +79,14 @@ class NativePorts:
         """Whether a call may use gRPC if no connection could be made."""
         return self._transport == "auto"
 
+    def reached(self, address: str) -> None:
+        """Take note of a response, after which an outage is a new one."""
+        if address in self._avoided:
+            with self._lock:
+                self._avoided.pop(address, None)
+
     def avoid(self, address: str, native_address: str, error: HeadraceError) -> None:
-        """Do not try a port for a while; log a warning the first time."""
+        """Do not try a port for a while; log a warning the first time since it was reached."""
         with self._lock:
             is_first = address not in self._avoided
             self._avoided[address] = time.monotonic() + AVOID_S
@@ -148,6 +154,8 @@ class NativeCaller(ABC):
         def ended(frame: Frame | None, error: HeadraceError | None) -> None:
             if isinstance(error, NotConnectedError):
                 self.ports.avoid(address, native_address, error)
+            elif frame is not None:
+                self.ports.reached(address)
             done(frame, error)
 
         number = connection.begin(make_request(), ended, session)

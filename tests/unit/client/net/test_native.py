@@ -422,6 +422,22 @@ def test_a_port_that_cannot_be_reached_is_avoided(make_client, make_port, monkey
     assert client.connections.ports.fallbacks == 4
 
 
+def test_a_port_that_is_lost_again_is_logged_again(make_client, make_port, monkeypatch, caplog):
+    """A day may lie between: an outage is logged once, not the first one alone."""
+    monkeypatch.setattr(native_ports, "AVOID_S", 0.0)
+    port = make_port()
+    client = make_client(port.address)
+    with caplog.at_level(logging.WARNING, "headrace.client"):
+        for greeting, expected in ((b"not a broker" * 10, 1), (welcome(), 1), (b"not a broker" * 10, 2)):
+            port.greeting = greeting
+            for connection in port.connections:
+                end(connection)
+            client.until(lambda: not any(each.is_usable for each in client.connections._connections.values()))
+            is_answered, _ = client.fetch()
+            assert is_answered == (greeting == welcome())
+            assert len([record for record in caplog.records if "is called over gRPC" in record.message]) == expected
+
+
 @pytest.mark.parametrize("address", ["broker..example:7182", "broker.example:one", "127.0.0.1:65536"])
 def test_an_address_that_is_none_is_avoided(make_client, address):
     """Whatever a broker publishes, its calls go over gRPC."""
