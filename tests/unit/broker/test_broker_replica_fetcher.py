@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from headrace.wire.errors import StorageOfflineError
+from headrace.wire.ids import BrokerId
 from headrace_broker.core.messages import SessionLost, SessionStarted
 from headrace_broker.core.roles import Role
 from headrace_broker.runtime import replica_fetcher
@@ -18,6 +19,7 @@ from headrace_broker.runtime.uninterrupted import cancel_and_wait
 from headrace_server.internal_v1 import metadata_pb2, replication_pb2
 from headrace_server.metadata_view import ClusterView
 from headrace_server.native.outgoing import OutgoingMessage
+from headrace_server.native.streams import open_stream
 from headrace_server.partition_state import Replica
 
 from tests.fakes.manual_clock import ManualClock
@@ -95,7 +97,6 @@ async def test_an_address_that_leads_nowhere_stops_no_follower(
 ) -> None:
     """Its task is one of the broker's, which ends with it."""
     fetcher, opened = connected(follower), asyncio.Event()
-    open_stream = replica_fetcher.open_stream
 
     async def open_and_note(*arguments: Any) -> Any:
         try:
@@ -104,7 +105,7 @@ async def test_an_address_that_leads_nowhere_stops_no_follower(
             opened.set()
 
     monkeypatch.setattr(replica_fetcher, "open_stream", open_and_note)
-    fetcher._view.brokers[LEADER.broker_id].live.replication_address = "broker..2:7183"
+    fetcher._view.brokers[BrokerId(LEADER.broker_id)].live.replication_address = "broker..2:7183"
     running = asyncio.create_task(fetcher.run())
     async with asyncio.timeout(20):
         await opened.wait()

@@ -957,7 +957,7 @@ async def test_a_file_that_ends_too_early_ends_the_connection(log):
         assert type(error) is CorruptLogError
 
 
-async def test_a_disk_that_fails_the_kernel_fails_the_log(log, monkeypatch):
+async def test_a_disk_that_fails_sendfile_fails_the_log(log, monkeypatch):
     """Not all pages of a range are looked at before: without it, each reader would be cut off there for ever."""
 
     def fail(*_):
