@@ -25,7 +25,7 @@ from tests.simulation.exercise import (
     too_seldom,
 )
 from tests.simulation.plan import Plan
-from tests.simulation.simulation import run, shrink
+from tests.simulation.simulation import check_same, run, shrink
 from tests.simulation.world import SimulationError, World
 
 pytestmark = pytest.mark.timeout(600)  # Five seeds, on a slow machine with other work.
@@ -263,6 +263,12 @@ def test_an_administrator_elects_a_sound_replica_after_a_corrupt_one() -> None:
 def test_a_write_that_may_have_been_applied_is_not_reported_as_one_that_was_not() -> None:
     """Its answer is lost, a later try is refused, and then no server answers (seed 10052 with a table)."""
     check(Plan.draw(10052, tables=True))
+
+
+def test_a_purge_does_not_wait_for_the_garbage_collector() -> None:
+    """A read that a client has left was in use until it ran, at any time (seed 500200 with a table)."""
+    plan = Plan.draw(500200, tables=True)
+    check_same(check(plan), run(plan))
 
 
 def test_what_expires_does_not_come_back():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from headrace.log.errors import WouldBlockError
@@ -20,6 +21,7 @@ from headrace_broker.core.replica_fetch import (
     check_reader,
     compare_logs,
 )
+from headrace_broker.runtime.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from headrace_broker.runtime.partition import Partition
@@ -81,17 +83,34 @@ class PartitionReads:
     async def locate(self, offset: int, max_bytes: int) -> Slice:
         """Find batches as `locate_now`, in a thread."""
         self._context.metrics.blocking_reads.inc()
-        high_watermark = self._replica.high_watermark
-        reader = self._partition.open_log.reader
-        return await self._partition.in_thread(lambda: reader.read(offset, max_bytes, high_watermark))
+        return await self.locate_below(offset, max_bytes, self._replica.high_watermark)
+
+    async def locate_below(self, offset: int, max_bytes: int, end_offset: int) -> Slice:
+        """Find whole batches from `offset` on, below `end_offset`, in a thread.
+
+        The caller closes the slice; it is closed if the caller is cancelled. Raises as `LogReader.read`.
+        """
+        reader, located = self._partition.open_log.reader, list[Slice]()
+        try:
+            await uninterrupted(
+                self._partition.in_thread(lambda: located.append(reader.read(offset, max_bytes, end_offset)))
+            )
+        except asyncio.CancelledError:
+            for found in located:
+                found.close()
+            raise
+        return located[0]
 
     async def read(self, found: Slice) -> bytes:
-        """Return the bytes of a slice, in a thread unless they are in the page cache, and close it."""
+        """Return the bytes of a slice, in a thread unless they are in the page cache, and close it.
+
+        If the caller is cancelled, the thread ends first: it would read from a closed file, or from another one.
+        """
         with found:
             data = found.try_read_nowait()
             if data is None:
                 self._context.metrics.blocking_reads.inc()
-                data = await self._partition.in_thread(found.read)
+                data = await uninterrupted(self._partition.in_thread(found.read))
             return data
 
     async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
@@ -123,7 +142,7 @@ class PartitionReads:
         try:
             found = partition_log.reader.read_nowait(start, max_bytes, end_offset)
             if found is None:
-                found = await self._partition.in_thread(lambda: partition_log.reader.read(start, max_bytes, end_offset))
+                found = await self.locate_below(start, max_bytes, end_offset)
             return found, Offset(found.end_offset) if found.end_offset < self._replica.log_end_offset else None
         except HeadraceError as error:
             self._partition.corruption.note_read_error(error)

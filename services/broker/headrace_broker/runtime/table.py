@@ -330,13 +330,13 @@ class PartitionTable:
 
     async def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Columns]:
         """Return the batches from that with `offset` on, decoded; none if it ends after `end_offset`."""
-        reader = self._partition.open_log.reader
+        reader, reads = self._partition.open_log.reader, self._partition.reads
         try:
             found: Slice | None = reader.read_nowait(offset, max_bytes, end_offset)
             if found is None:
-                found = await self._partition.in_thread(lambda: reader.read(offset, max_bytes, end_offset))
+                found = await reads.locate_below(offset, max_bytes, end_offset)
             position = found.position
-            return list(self._decode(await self._partition.reads.read(found), position))
+            return list(self._decode(await reads.read(found), position))
         except HeadraceError as error:
             self._partition.corruption.note_read_error(error)
             raise
