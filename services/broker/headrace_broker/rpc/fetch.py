@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.log.slices import Slice
-from headrace.partition.selections import LOCATED_FACTOR, read_selected, selection_of
+from headrace.partition.selections import LOCATED_FACTOR, selection_of
 from headrace.placement.nearness import Location, distance
 from headrace.v1 import broker_pb2
 from headrace.wire.crc import ReadableBuffer
@@ -390,7 +390,7 @@ class FetchHandler:
         partition, found = source
         limit = min(max_bytes, each.request.max_bytes) if each.request.max_bytes > 0 else max_bytes
         try:
-            pieces, end_offset, epoch = await partition.in_thread(lambda: read_selected(found, selection, limit))
+            pieces, end_offset, epoch = await partition.reads.read_selected(found, selection, limit)
         except HeadraceError as error:
             partition.corruption.note_read_error(error)
             each.error = error

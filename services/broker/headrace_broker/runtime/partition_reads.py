@@ -9,9 +9,11 @@ from headrace.log.errors import WouldBlockError
 from headrace.log.log import TimestampedOffset, TimestampKind
 from headrace.log.log_reader import LogReader
 from headrace.log.slices import Slice
+from headrace.partition.selections import read_selected
 from headrace.wire.batch import BatchHeader
 from headrace.wire.errors import HeadraceError
 from headrace.wire.ids import Offset
+from headrace.wire.typed.selection import ColumnSelection
 
 from headrace_broker.core.replica_fetch import (
     Diverged,
@@ -112,6 +114,12 @@ class PartitionReads:
                 self._context.metrics.blocking_reads.inc()
                 data = await uninterrupted(self._partition.in_thread(found.read))
             return data
+
+    async def read_selected(
+        self, found: Slice, selection: ColumnSelection, max_bytes: int
+    ) -> tuple[list[bytes], int, int]:
+        """Return the result of `selections.read_selected` in a thread, which closes the slice."""
+        return await uninterrupted(self._partition.in_thread(lambda: read_selected(found, selection, max_bytes)))
 
     async def offset_for_timestamp(self, timestamp_ms: int, kind: TimestampKind) -> TimestampedOffset | None:
         """Return the first visible record at or after `timestamp_ms`, or `None`."""
