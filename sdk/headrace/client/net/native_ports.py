@@ -30,7 +30,7 @@ CONNECT_S = 1.0
 STALL_S = 30.0
 """Time after which a broker that neither accepts nor sends any byte of a frame counts as lost."""
 AVOID_S = 10.0
-"""Time for which an unreachable port is not tried again."""
+"""Time after which an unreachable port is tried again."""
 
 
 class NativePorts:
@@ -55,15 +55,21 @@ class NativePorts:
                     self._avoided.pop(broker.address, None)
 
     def find(self, address: str) -> str:
-        """Return the native address of the broker at `address`; empty means that gRPC must be used."""
+        """Return the native address of the broker at `address`; empty means that gRPC must be used.
+
+        Of a port that is avoided, one call in `AVOID_S` gets the address, and waits for the connection.
+        """
         native = self._native.get(address, "")
-        if not native or not self._avoided:
+        if not native or address not in self._avoided or self._transport != "auto":
             return native
-        until = self._avoided.get(address)
-        if until is None or time.monotonic() >= until or self._transport != "auto":
+        with self._lock:
+            now, until = time.monotonic(), self._avoided.get(address)
+            if until is not None and now < until:
+                self.fallbacks += 1
+                return ""
+            if until is not None:
+                self._avoided[address] = now + AVOID_S
             return native
-        self.fallbacks += 1
-        return ""
 
     def require(self, address: str) -> None:
         """Check that the broker at `address` may be called over gRPC.

@@ -9,6 +9,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -18,7 +19,8 @@ from headrace.client.base.operations import Call
 from headrace.client.net import native_ports
 from headrace.client.net.native import NativeConnections
 from headrace.client.net.native_async import AsyncNativeConnections
-from headrace.client.net.native_calls import NATIVE_METHODS, NativeRequest, native_request
+from headrace.client.net.native_calls import NATIVE_METHODS, NativeRequest, native_request, not_connected
+from headrace.client.net.native_ports import NativePorts
 from headrace.client.net.native_sockets import LOOK_S, PlainSocket
 from headrace.client.net.security import ChannelSecurity
 from headrace.v1 import broker_pb2, cluster_pb2, native_pb2
@@ -420,6 +422,20 @@ def test_a_port_that_cannot_be_reached_is_avoided(make_client, make_port, monkey
         assert client.fetch() == (False, None)
     assert len([record for record in caplog.records if "is called over gRPC" in record.message]) == 1
     assert client.connections.ports.fallbacks == 4
+
+
+def test_one_call_at_a_time_tries_a_port_that_is_avoided(monkeypatch):
+    """Where packets are dropped, each try takes a second, for which no other call waits."""
+    ports, answer = NativePorts(ConsumerConfig(bootstrap_servers="localhost:1")), cluster_pb2.GetMetadataResponse()
+    answer.brokers.add(broker_id=1, address="localhost:1", native_address="localhost:2")
+    ports.learn(answer)
+    ports.avoid("localhost:1", "localhost:2", not_connected("localhost:2", "it is away"))
+    now = time.monotonic()
+    for seconds, found in ((0, ["", ""]), (native_ports.AVOID_S + 1, ["localhost:2", ""])):
+        monkeypatch.setattr(native_ports.time, "monotonic", lambda seconds=seconds: now + seconds)
+        assert [ports.find("localhost:1") for _ in range(2)] == found
+    ports.reached("localhost:1")
+    assert [ports.find("localhost:1") for _ in range(2)] == ["localhost:2"] * 2
 
 
 def test_a_port_that_is_lost_again_is_logged_again(make_client, make_port, monkeypatch, caplog):
