@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from headrace.client.base.config import ClientConfig
@@ -223,7 +224,7 @@ class NativeClientConnection:
             if connection is not None:
                 connection.connection.close()
         for done in lost:
-            call_back(done, None, failure)
+            call_back(done, None, copy(failure))
 
 
 class NativeConnections(NativeCaller):

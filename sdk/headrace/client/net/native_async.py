@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, cast
 
@@ -136,7 +137,7 @@ class AsyncNativeClientConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         for done in self._calls.abandon():
-            call_back(done, None, failure)
+            call_back(done, None, copy(failure))
 
     def _stop_timer(self, number: int) -> None:
         timer = self._timers.pop(number, None)

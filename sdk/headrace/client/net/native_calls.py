@@ -285,7 +285,6 @@ def lost_connection(address: str, cause: BaseException | str) -> TransportError:
 def not_sent(failure: HeadraceError) -> HeadraceError:
     """Return the error of a request that began after the connection had failed; not raised."""
     error = copy(failure)
-    error.__cause__ = failure.__cause__
     error.outcome = Outcome.NOT_APPLIED
     return error
 

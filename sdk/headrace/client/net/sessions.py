@@ -415,12 +415,7 @@ class Sessions:
 
 
 def _own_copy(error: Exception) -> Exception:
-    """Return an error for one of several calls: each adds its traceback and its request id."""
-    if not isinstance(error, HeadraceError | UnsentCallError):
-        return error
-    again = copy(error)
-    again.__cause__ = error.__cause__
-    return again
+    return copy(error) if isinstance(error, HeadraceError | UnsentCallError) else error
 
 
 def _release(waiter: _Waiter, token: Token, error: Exception | None) -> None:

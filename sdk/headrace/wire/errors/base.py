@@ -173,6 +173,12 @@ class HeadraceError(Exception):
         """Pickle the attributes, since the constructors of subclasses differ."""
         return _restore, (type(self), self.args, self.__dict__)
 
+    def __copy__(self) -> HeadraceError:
+        """Return an error for another call: each adds its traceback and its request id."""
+        error = _restore(type(self), self.args, self.__dict__)
+        error.__cause__ = self.__cause__
+        return error
+
     @property
     def text(self) -> str:
         """What happened, and what to do."""

@@ -527,6 +527,20 @@ def test_a_lost_connection_leaves_the_outcome_unknown(make_client, make_port, gi
     assert batches(client.fetch()) == [[b"batches"]]
 
 
+def test_each_request_of_a_lost_connection_has_an_error_of_its_own(make_client, make_port):
+    """Each adds its request id and its traceback."""
+    port, ended = make_port(hang), []
+    client = make_client(port.address)
+    for _ in range(2):
+        client.begin(lambda frame, failure: ended.append(failure))
+    client.until(lambda: len(port.requests()) == 2)
+    end(port.connections[0])
+    client.until(lambda: len(ended) == 2)
+    first, second = ended
+    assert first is not second
+    assert (first.message, first.__cause__) == (second.message, second.__cause__)
+
+
 def test_a_request_that_comes_too_late_for_a_connection_was_not_sent(make_client, make_port):
     """The connection is lost between its choice and the request, whose outcome is therefore known."""
     port, ended = make_port(hang), []
