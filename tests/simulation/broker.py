@@ -27,6 +27,7 @@ from headrace.log import (
     segment_replacement,
 )
 from headrace.log.directory import LogId
+from headrace.log.open_files import OpenFile, OpenFiles
 from headrace.partition import producer_recovery
 from headrace.partition.producers import ProducerWindows
 from headrace.partition.topic_configs import TopicConfig
@@ -193,7 +194,10 @@ class Broker:
         executor = self._executor(app.STORAGE_THREADS)
         why = ""
         try:
-            self.app = SimulatedBroker(self, self._open_directory(), executor)
+            directory = self._open_directory()
+            files: Any = directory._environment.files
+            files.drop = partial(self._dropped, files)
+            self.app = SimulatedBroker(self, directory, executor)
             await self.app.run(self.stop_request)
         except* HeadraceError as group:
             why = "; ".join(str(each) for each in group.exceptions)
@@ -205,6 +209,12 @@ class Broker:
             if not why:
                 cluster.world.count("clean stops")
             cluster.world.after(0, cluster.operator, "", lambda: node.exited(self))
+
+    def _dropped(self, files: OpenFiles, file: OpenFile) -> None:
+        """A slice was left to the garbage collector, which may not run for long: its file is in use until then."""
+        if self.process.alive:
+            self.loop.fail("a read was not closed", ResourceWarning(file.path))
+        OpenFiles.drop(files, file)
 
     def _open_directory(self) -> WatchedDirectory:
         """As `headrace_broker.app._open_directory`, on the machine's disk."""

@@ -6,6 +6,7 @@ what liveness promises, reads every replica and lets `history` judge.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -418,6 +419,7 @@ class Cluster:
         else:
             self._store_more()
         self.checks.check_all(is_last=True)
+        self._check_abandoned()
         self.administration.judge()
         self._judge_lookups()
         if self.plan.is_table:
@@ -426,6 +428,13 @@ class Cluster:
         if self.mirror is not None:
             self._check_copies(self.mirror)
         self._judge_histories(self.read_all())
+
+    def _check_abandoned(self) -> None:
+        """No read is left to the garbage collector, which runs now."""
+        gc.collect()
+        for node in self.brokers.values():
+            if node.broker is not None:
+                node.broker.loop.check()
 
     def _judge_histories(self, finals: Sequence[Final]) -> None:
         """Compare what clients saw with what replicas hold, and with all that was committed."""
