@@ -202,16 +202,18 @@ class AsyncMirrors:
 
     async def _promote_topics(self, name: str, topics: Sequence[MirroredTopic], now_ms: str) -> None:
         """Let producers write to the topics that are copies of the mirror, and note it."""
+        altered: list[str] = []
         for topic in topics:
             mirror = await self._mirror_of(topic.name)
             if mirror is None or (mirror != name and topic.problem):
                 continue  # It was never a copy of this mirror.
             if mirror == name:
                 await self.admin.alter_config(topic.name, unset=["mirror"])
+                altered.append(topic.name)
             if not topic.is_promoted:
                 await self._table.put(topic_key(name, topic.name), {"promoted_ms": now_ms})
                 topic.is_promoted = True
-        await self._wait_known([topic.name for topic in topics])
+        await self._wait_known(altered)
 
     async def _wait_known(self, topics: Sequence[str]) -> None:
         """Wait until the leaders of topics take what producers send, for a while: etcd tells them of it.
@@ -398,13 +400,15 @@ class AsyncMirrors:
 
     async def _accept_producers(self, topics: Sequence[str], reason: BaseException) -> None:
         """Let producers write to topics again after a call has failed; the error names those where that fails, too."""
+        altered: list[str] = []
         for topic in topics:
             try:
                 await self.admin.alter_config(topic, unset=["mirror"])
+                altered.append(topic)
             except HeadraceError:
                 if isinstance(reason, HeadraceError):
                     reason.action += f" Producers are still refused: headrace topic alter {topic} --unset mirror."
-        await self._wait_known(topics)
+        await self._wait_known(altered)
 
     async def delete(self, name: str) -> None:
         """Delete a mirror. Topics that were not promoted stay as they are: read only, and not copied any more.

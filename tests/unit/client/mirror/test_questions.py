@@ -442,8 +442,9 @@ def test_a_promotion_ends_when_leaders_take_what_producers_send(clock, monkeypat
     monkeypatch.setattr(mirrors_async, "PartitionCalls", Calls)
     mirrors = mirrors_of({"orders": [5, 5]}, clock, waited)
     mirrors.admin.partitions = [SimpleNamespace(partition=number, leader_id=number - 1) for number in range(2)]
-    (promoted,) = asyncio.run(mirrors.promote("west"))
-    assert promoted.is_promoted
+    mirrors._table.rows["topic/west/gone"] = {"source_id": "02", "problem": ""}
+    gone, promoted = asyncio.run(mirrors.promote("west"))
+    assert (gone.name, gone.is_promoted, promoted.is_promoted) == ("gone", False, True)
     assert set(asked) == {("orders", 1)}, "partition 0 has no leader"
     assert clock.now == pytest.approx(0 if fails else min(knows_at, mirrors_async._KNOWN_SECONDS), abs=0.3)
 
