@@ -62,7 +62,8 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         self.offsets: dict[tuple[str, int], groups_pb2.PartitionOffset] = {}
         self.committed: dict[tuple[str, int], tuple[bytes, int]] = {}
         """By which member and with which number each offset was stored."""
-        self.heartbeat_faults: deque[HeadraceError] = deque()
+        self.fenced: dict[bytes, HeadraceError] = {}
+        """Why each heartbeat of a member is refused, also after an answer that the member had cancelled."""
         self.added: set[tuple[str, int]] = set()
         """Partitions that came after the group had begun."""
         self.commit_faults: deque[HeadraceError] = deque()
@@ -124,9 +125,9 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
         return None
 
     def fence(self, error: HeadraceError) -> None:
-        """Refuse the next heartbeat, and wake the one that waits."""
+        """End the newest member's membership: refuse its heartbeats from now on, also the one that waits."""
         with self.changed:
-            self.heartbeat_faults.append(error)
+            self.fenced[self.members[-1]] = error
             self.assigned = {}
             self.owned = {}
             self.revision += 1
@@ -166,15 +167,15 @@ class FakeGroups(groups_pb2_grpc.GroupServiceServicer):
             self.changed.wait_for(
                 lambda: (
                     self.revision != request.known_revision
-                    or bool(self.heartbeat_faults)
+                    or request.member_id in self.fenced
                     or self.is_away
                     or not context.is_active()
                 ),
                 request.max_wait_ms / 1000,
             )
             self._check_etcd(context)
-            if self.heartbeat_faults:
-                self._fail(context, self.heartbeat_faults.popleft())
+            if request.member_id in self.fenced:
+                self._fail(context, self.fenced[request.member_id])
             response = groups_pb2.HeartbeatResponse(
                 member_epoch=self.epoch, revision=self.revision, heartbeat_interval_ms=3_000, assignor="uniform"
             )
