@@ -2,18 +2,18 @@
 
 Runs of `python -m bench` go between the page's markers for `headrace`, those of `python -m bench.peers` between those
 for `peers`, in the given order; targets, each with the first run that measured it, go between those for `targets`. The
-figures of the first run of each kind go to docs/figures/. No number on the page is typed by hand.
+figures of the first run of each kind go to docs/figures/. With `--add` the page keeps what it has, and gets the tables
+of these runs and the targets that it has no figure for. No number on the page is typed by hand.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -30,12 +30,19 @@ PLAIN = {**RATES, **CPU, "broker_peak_mb": ("broker MB", "{:,.0f}")}
 
 def main(
     runs: Annotated[list[Path], typer.Argument(help="Result directories of runs: bench/results/...")],
+    add: Annotated[
+        bool, typer.Option("--add", help="Keep the page's tables and figures: add those that it does not have.")
+    ] = False,
 ) -> None:
-    """Rewrite the tables of the page."""
+    """Rewrite the tables of the page, or add to them."""
     documents = [json.loads((run / "report.json").read_text()) for run in runs]
-    page = replaced(PAGE.read_text(), "targets", target_table(documents))
+    page = PAGE.read_text()
+    page = replaced(page, "targets", target_table(documents, target_rows(page) if add else {}))
     for name in dict.fromkeys(map(section_of, documents)):
         mine = [(run, found) for run, found in zip(runs, documents, strict=True) if section_of(found) == name]
+        if add:
+            page = replaced(page, name, "\n".join([section(page, name), *(tables(document) for _, document in mine)]))
+            continue
         drawings = sorted(mine[0][0].glob("*.svg"))
         for drawing in drawings:
             FIGURES.mkdir(exist_ok=True)
@@ -57,9 +64,16 @@ def replaced(page: str, name: str, text: str) -> str:
         ValueError: If the page has no such markers.
     """
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-    if begin not in page or end not in page:
+    before, found, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
         raise ValueError(f"the page has no marks for {name}")
-    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def section(page: str, name: str) -> str:
+    """Return the text between the markers of a section, with one line feed at its end."""
+    return page.partition(f"<!-- begin {name} -->\n")[2].partition(f"<!-- end {name} -->\n")[0].strip() + "\n"
 
 
 def tables(document: dict[str, Any]) -> str:
@@ -83,18 +97,29 @@ def not_measured(document: dict[str, Any]) -> list[str]:
     ]
 
 
-def target_table(documents: list[dict[str, Any]]) -> str:
-    """Return the targets with the results of the first run that measured them."""
-    found: dict[str, dict[str, Any]] = {}
+Row: TypeAlias = tuple[str, ...]
+"""Target, its bound, what was measured, and whether that is enough."""
+
+
+def target_rows(page: str) -> dict[str, Row]:
+    """Return the rows of the page, by target."""
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in section(page, "targets").splitlines()[2:]]
+    return {row[0]: row for row in rows if len(row) == 4}
+
+
+def target_table(documents: list[dict[str, Any]], rows: dict[str, Row]) -> str:
+    """Return the targets: `rows`, and the result of the first run that measured each of the others."""
+    rows = dict(rows)
     for target in (target for document in documents for target in document["targets"]):
-        if found.setdefault(target["text"], target)["measured"] is None:
-            found[target["text"]] = target
-    rows = []
-    for target in found.values():
         value = target["missing"] if target["measured"] is None else f"{target['measured']:,.4g}"
-        verdict = MET[target["met"]]
-        rows.append((target["text"], bound_text(target["bound"], at_most=target["at_most"]), value, verdict))
-    return table(("figure", "target", "measured", "met"), rows)
+        bound = bound_text(target["bound"], at_most=target["at_most"])
+        if target["text"] not in rows or not _is_measured(rows[target["text"]]):
+            rows[target["text"]] = (target["text"], bound, value, MET[target["met"]])
+    return table(("figure", "target", "measured", "met"), list(rows.values()))
+
+
+def _is_measured(row: Row) -> bool:
+    return row[2][:1].isdigit() or row[2][:1] == "-"
 
 
 def _rates(cases: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ def section(document: dict[str, Any]) -> str:
         f"{settings['rounds']} rounds of {settings['records']:,} rows of 200 bytes "
         f"(load average before: {machine['load_average'][0]:.1f}).\n"
     )
-    return "\n".join([intro, target_table([document]), rates_table(document["cases"]), *not_measured(document)])
+    return "\n".join([intro, target_table([document], {}), rates_table(document["cases"]), *not_measured(document)])
 
 
 def rates_table(cases: dict[str, Any]) -> str:

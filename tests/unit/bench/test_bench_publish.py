@@ -102,6 +102,25 @@ def test_runs_of_both_kinds_fill_the_page(page: Path, tmp_path: Path) -> None:
     assert "text \\1 stays" in text
 
 
+def test_runs_that_are_added_take_no_figure_away(page: Path, tmp_path: Path) -> None:
+    """Their tables follow those of the page, and they measure targets that had no figure."""
+    first = [target("a", 0.8), target("log", None, None, "not run"), target("gone", 1.0)]
+    publish.main([written(tmp_path / "first", {"produce/a": 1_000.0}, first, "producer.svg")])
+    second = [target("a", 0.1, False), target("log", 0.5, False), target("new", 2.0)]
+    publish.main([written(tmp_path / "second", {"log/20 GB": 5.0}, second, "producer.svg")], add=True)
+    text = page.read_text()
+    targets, headrace = (text.split(f"<!-- begin {name} -->")[1] for name in ("targets", "headrace"))
+    assert [line.split("|")[1:4:2] for line in targets.splitlines() if "| at least" in line] == [
+        [" a ", " 0.8 "],
+        [" log ", " 0.5 "],
+        [" gone ", " 1 "],
+        [" new ", " 2 "],
+    ]
+    assert "| log | at least 0.75 | 0.5 | **no** |" in targets
+    assert headrace.index("| produce/a | 2,000 |") < headrace.index("| log/20 GB | 10 |")
+    assert (tmp_path / "figures" / "headrace-producer.svg").read_text() == "first"
+
+
 def test_a_section_without_a_run_stays(page: Path, tmp_path: Path) -> None:
     """Publishing one kind leaves the tables of the other one; again gives the same page."""
     run = written(tmp_path / "daily", {"produce/a": 1.0}, [target("log", None, None, "not run")])
