@@ -7,7 +7,7 @@ from typing import Annotated
 
 from headrace_server.descriptors import MaxConnections
 from headrace_server.service_settings import ServiceSettings
-from headrace_server.settings import CommaList
+from headrace_server.settings import CommaList, PublishedAddress
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_BROKER_"
@@ -32,10 +32,10 @@ class BrokerSettings(ServiceSettings):
         ),
     ] = ""
     advertised_address: Annotated[
-        str, Field(description="Address published to clients, host:port. Default: the bound address.")
+        PublishedAddress, Field(description="Address published to clients, host:port. Default: the bound address.")
     ] = ""
     internal_advertised_address: Annotated[
-        str,
+        PublishedAddress,
         Field(
             description="Address published to brokers and coordinators, host:port. Default: the host published to "
             "clients, and the port of `internal_listen`."
@@ -49,7 +49,7 @@ class BrokerSettings(ServiceSettings):
         ),
     ] = ""
     native_advertised_address: Annotated[
-        str,
+        PublishedAddress,
         Field(
             description="Address of the native protocol published to clients, host:port. Default: the host "
             "published to clients, and the port of `native_listen`."
@@ -63,7 +63,7 @@ class BrokerSettings(ServiceSettings):
         ),
     ] = ""
     replication_advertised_address: Annotated[
-        str,
+        PublishedAddress,
         Field(
             description="Address for followers published to other brokers, host:port. Default: the host of the "
             "published internal address, and the port of `replication_listen`."

@@ -35,7 +35,8 @@ from headrace_server.health import HEALTH_NAMES, Health, HealthCause
 from headrace_server.identity.certificate_names import in_order, names_of
 from headrace_server.metrics_access import MetricsAccess, PageRefusal
 from headrace_server.places import caller
-from headrace_server.rpc import AddressInUseError, split_address
+from headrace_server.rpc import AddressInUseError
+from headrace_server.settings import split_address
 
 log = structlog.get_logger(__name__)
 

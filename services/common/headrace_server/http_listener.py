@@ -24,7 +24,7 @@ import structlog
 
 from headrace_server.http_endpoint import bind_http, certified_names
 from headrace_server.places import caller
-from headrace_server.rpc import split_address
+from headrace_server.settings import split_address
 
 log = structlog.get_logger(__name__)
 

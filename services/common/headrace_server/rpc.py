@@ -41,7 +41,7 @@ from headrace_server.health import Health, HealthCause, HealthServicer
 from headrace_server.identity.gate import IdentityGate, access
 from headrace_server.instruments import TRACE_ID_LABEL
 from headrace_server.places import PlaceLimits, Places, peer_host
-from headrace_server.settings import SettingsError
+from headrace_server.settings import SettingsError, split_address
 
 log = structlog.get_logger(__name__)
 
@@ -311,18 +311,6 @@ class _Registered:
 class _Details(grpc.HandlerCallDetails):
     method: str
     invocation_metadata: tuple[()] = ()
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`; an IPv6 host is in brackets and keeps them.
-
-    Raises:
-        SettingsError: If the address is malformed.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise SettingsError(f"{address!r} is not an address of the form host:port", action="Write host:port.")
-    return host, int(port)
 
 
 def check_free(listen: str) -> None:

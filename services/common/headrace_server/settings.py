@@ -27,7 +27,7 @@ from typing import Annotated, Any, TypeVar
 
 from headrace.wire.errors import InvalidConfigError
 from headrace.wire.suggestions import nearest_name
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 SettingsT = TypeVar("SettingsT")
@@ -43,6 +43,24 @@ def _split_commas(value: object) -> object:
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 """List setting: an array in TOML, `a,b,c` in the environment and on the command line."""
+
+
+def _check_published(address: str) -> str:
+    if not address:
+        return address
+    try:
+        host, port = split_address(address)
+    except SettingsError as error:
+        raise ValueError(error.message) from error
+    if port == 0 or "/" in host or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{address!r} is not an address of the form host:port, or [IPv6 address]:port")
+    if _is_wildcard(host):
+        raise ValueError(f"no client can connect to {host}; give the host at which others reach this process")
+    return address
+
+
+PublishedAddress = Annotated[str, AfterValidator(_check_published)]
+"""Address setting that others connect to, `host:port`; empty for a default."""
 
 
 class SettingsError(InvalidConfigError):
@@ -165,22 +183,36 @@ def _read_overrides(overrides: Mapping[str, object] | Sequence[str]) -> dict[str
     return values
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port`; an IPv6 host is in brackets and keeps them.
+
+    Raises:
+        SettingsError: If the address is malformed.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise SettingsError(f"{address!r} is not an address of the form host:port", action="Write host:port.")
+    return host, int(port)
+
+
 def check_advertised_address(listen: str, advertised_address: str) -> None:
     """Check that clients can connect to the published address, before a service starts.
 
     Raises:
         SettingsError: If `listen` is the wildcard address (0.0.0.0, [::]) and `advertised_address` is empty.
     """
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        everywhere = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return  # A host name, or malformed, so that binding fails.
-    if everywhere and not advertised_address:
+    if _is_wildcard(listen.rpartition(":")[0]) and not advertised_address:
         raise SettingsError(
             f"listen is {listen}, to which no client can connect, and advertised_address is empty",
             action="Set advertised_address to the host and port at which clients reach this process.",
         )
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False  # A host name, or malformed, so that binding fails.
 
 
 def _describe_error(detail: Mapping[str, Any], origins: Mapping[str, str], environ_prefix: str) -> str:

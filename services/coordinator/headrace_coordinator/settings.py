@@ -8,6 +8,7 @@ from typing import Annotated
 
 from headrace_server.descriptors import MaxConnections
 from headrace_server.service_settings import ServiceSettings
+from headrace_server.settings import PublishedAddress
 from pydantic import Field
 
 ENVIRON_PREFIX = "HEADRACE_COORDINATOR_"
@@ -26,7 +27,7 @@ class CoordinatorSettings(ServiceSettings):
         str, Field(description="Listen address for clients, host:port; with port 0 the kernel chooses a port.")
     ] = "127.0.0.1:7170"
     advertised_address: Annotated[
-        str, Field(description="Address published to clients, host:port. Default: the bound address.")
+        PublishedAddress, Field(description="Address published to clients, host:port. Default: the bound address.")
     ] = ""
     schema_registry_listen: Annotated[
         str,

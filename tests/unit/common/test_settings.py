@@ -138,6 +138,26 @@ def test_listening_everywhere_takes_an_advertised_address(settings, listen, caps
     check_advertised_address("127.0.0.1:7181", "")
 
 
+PUBLISHED = [(BrokerSettings, field.name) for field in fields(BrokerSettings) if "advertised" in field.name]
+PUBLISHED.append((CoordinatorSettings, "advertised_address"))
+
+
+@pytest.mark.parametrize(
+    "address", ["log-1", "log-1:", ":7181", "log-1:0", "log-1:70000", "fe80::1:7181", "http://log-1:1"]
+)
+@pytest.mark.parametrize(("settings", "name"), PUBLISHED)
+def test_an_address_that_others_cannot_use_is_refused_by_name(settings, name, address):
+    """It would be published, and each client would fail to reach this process, as if that were away."""
+    own = {"broker_id": 1, "data_dir": "d"} if settings is BrokerSettings else {"coordinator_id": "a"}
+    with pytest.raises(SettingsError, match=rf"{name} = {re.escape(repr(address))} .*: .*host:port"):
+        load_settings(settings, overrides={**own, name: address})
+    for everywhere in ("0.0.0.0:7181", "[::]:7181"):
+        with pytest.raises(SettingsError, match="no client can connect to"):
+            load_settings(settings, overrides={**own, name: everywhere})
+    for good in ("log-1:7181", "10.0.0.1:1", "[fe80::1]:7181", ""):
+        load_settings(settings, overrides={**own, name: good})
+
+
 @pytest.mark.parametrize("settings", [BrokerSettings, CoordinatorSettings])
 def test_commands_that_do_not_listen_need_no_advertised_address(settings):
     """In a pod `run` alone has the address, from a file that its container reads."""

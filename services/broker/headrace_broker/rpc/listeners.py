@@ -23,8 +23,9 @@ from headrace_server.native.framed_connection import FramedConnection
 from headrace_server.native.server import NativeMetrics, NativeServer, NativeService
 from headrace_server.native.streams import MessageStream, ServedStream
 from headrace_server.places import PlaceLimits
-from headrace_server.rpc import RpcLimits, RpcServer, split_address
+from headrace_server.rpc import RpcLimits, RpcServer
 from headrace_server.service_process import ServiceProcess
+from headrace_server.settings import split_address
 
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.native import native_methods

@@ -26,7 +26,8 @@ from headrace_server.native.call import NativeMethod
 from headrace_server.native.connection import NativeConnection
 from headrace_server.native.framed_connection import FramedConnection, peer_name
 from headrace_server.places import RETRY_AFTER_MS, Places, share_of
-from headrace_server.rpc import check_free, split_address
+from headrace_server.rpc import check_free
+from headrace_server.settings import split_address
 from headrace_server.wasted_calls import WastedCalls
 
 log = structlog.get_logger(__name__)

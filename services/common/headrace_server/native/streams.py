@@ -39,7 +39,7 @@ from headrace_server.handshakes import own_handshake
 from headrace_server.native.framed_connection import FramedConnection, Owner
 from headrace_server.native.outgoing import OutgoingMessage
 from headrace_server.native.server import NativeServer
-from headrace_server.rpc import split_address
+from headrace_server.settings import split_address
 
 log = structlog.get_logger(__name__)
 
