@@ -109,8 +109,9 @@ class FakeAuthService(auth_pb2_grpc.AuthServiceServicer):
     ) -> auth_pb2.DeleteGrantResponse:
         """Delete it if it is there."""
         self.requests.append(request)
-        self.grants.pop((request.principal, request.role, request.resource), None)
-        return auth_pb2.DeleteGrantResponse()
+        return auth_pb2.DeleteGrantResponse(
+            missing=self.grants.pop((request.principal, request.role, request.resource), None) is None
+        )
 
     def ListGrants(
         self, request: auth_pb2.ListGrantsRequest, context: grpc.ServicerContext
@@ -135,8 +136,7 @@ class FakeAuthService(auth_pb2_grpc.AuthServiceServicer):
     ) -> auth_pb2.DeleteRoleResponse:
         """Delete it if it is there."""
         self.requests.append(request)
-        self.roles.pop(request.name, None)
-        return auth_pb2.DeleteRoleResponse()
+        return auth_pb2.DeleteRoleResponse(missing=self.roles.pop(request.name, None) is None)
 
     def ListRoles(
         self, request: auth_pb2.ListRolesRequest, context: grpc.ServicerContext
@@ -157,8 +157,7 @@ class FakeAuthService(auth_pb2_grpc.AuthServiceServicer):
     ) -> auth_pb2.DeleteIssuerResponse:
         """Delete it if it is there."""
         self.requests.append(request)
-        self.issuers.pop(request.name, None)
-        return auth_pb2.DeleteIssuerResponse()
+        return auth_pb2.DeleteIssuerResponse(missing=self.issuers.pop(request.name, None) is None)
 
     def ListIssuers(
         self, request: auth_pb2.ListIssuersRequest, context: grpc.ServicerContext
@@ -180,8 +179,7 @@ class FakeAuthService(auth_pb2_grpc.AuthServiceServicer):
     ) -> auth_pb2.DeleteQuotaResponse:
         """Delete it if it is there."""
         self.requests.append(request)
-        self.quotas.pop(request.user, None)
-        return auth_pb2.DeleteQuotaResponse()
+        return auth_pb2.DeleteQuotaResponse(missing=self.quotas.pop(request.user, None) is None)
 
     def ListQuotas(
         self, request: auth_pb2.ListQuotasRequest, context: grpc.ServicerContext

@@ -214,8 +214,10 @@ class DeleteGrantRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., principal: _Optional[str] = ..., role: _Optional[str] = ..., resource: _Optional[str] = ...) -> None: ...
 
 class DeleteGrantResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: bool
+    def __init__(self, missing: bool = ...) -> None: ...
 
 class ListGrantsRequest(_message.Message):
     __slots__ = ("client_id", "principal", "resource")
@@ -264,8 +266,10 @@ class DeleteRoleRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeleteRoleResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: bool
+    def __init__(self, missing: bool = ...) -> None: ...
 
 class ListRolesRequest(_message.Message):
     __slots__ = ("client_id",)
@@ -320,8 +324,10 @@ class DeleteIssuerRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class DeleteIssuerResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: bool
+    def __init__(self, missing: bool = ...) -> None: ...
 
 class ListIssuersRequest(_message.Message):
     __slots__ = ("client_id",)
@@ -376,8 +382,10 @@ class DeleteQuotaRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., user: _Optional[str] = ...) -> None: ...
 
 class DeleteQuotaResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: bool
+    def __init__(self, missing: bool = ...) -> None: ...
 
 class ListQuotasRequest(_message.Message):
     __slots__ = ("client_id",)

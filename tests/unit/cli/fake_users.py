@@ -97,8 +97,8 @@ class FakeUserMethods:
         self._identity.grants[principal, role, resource] = made
         return made
 
-    def revoke(self, principal: str, role: str, resource: str) -> None:
-        self._identity.grants.pop((principal, role, resource), None)
+    def revoke(self, principal: str, role: str, resource: str) -> bool:
+        return self._identity.grants.pop((principal, role, resource), None) is not None
 
     def list_grants(self, principal: str = "", resource: str = "") -> list[GrantDescription]:
         return [
@@ -110,8 +110,8 @@ class FakeUserMethods:
     def create_role(self, name: str, operations: Sequence[str]) -> None:
         self._identity.roles[name] = RoleDescription(name, tuple(operations), False)
 
-    def delete_role(self, name: str) -> None:
-        self._identity.roles.pop(name, None)
+    def delete_role(self, name: str) -> bool:
+        return self._identity.roles.pop(name, None) is not None
 
     def list_roles(self) -> list[RoleDescription]:
         return list(self._identity.roles.values())
@@ -132,8 +132,8 @@ class FakeUserMethods:
             name, issuer, audience, keys_url, keys_ca_pem, tuple(algorithms), user_claim, groups_claim
         )
 
-    def delete_issuer(self, name: str) -> None:
-        self._identity.issuers.pop(name, None)
+    def delete_issuer(self, name: str) -> bool:
+        return self._identity.issuers.pop(name, None) is not None
 
     def list_issuers(self) -> list[IssuerDescription]:
         return list(self._identity.issuers.values())
@@ -151,8 +151,8 @@ class FakeUserMethods:
         bounds = produce_bytes_per_second, fetch_bytes_per_second, requests_per_second, connections, changes_per_minute
         self._identity.quotas[user] = QuotaDescription(user, *bounds, "root", CREATED_MS)
 
-    def delete_quota(self, user: str) -> None:
-        self._identity.quotas.pop(user, None)
+    def delete_quota(self, user: str) -> bool:
+        return self._identity.quotas.pop(user, None) is not None
 
     def list_quotas(self) -> list[QuotaDescription]:
         return [DEFAULT_QUOTA, *self._identity.quotas.values()]

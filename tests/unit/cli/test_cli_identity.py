@@ -263,6 +263,22 @@ def test_grants_are_given_listed_and_taken(headrace: Any, held: Any) -> None:
     assert list(held.identity.grants) == [("group:ops", "reader", "cluster")]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("revoke ada reader topic:clikcs", "ada had no grant of reader on topic:clikcs: nothing was revoked"),
+        ("role delete importre --yes", "there is no role importre"),
+        ("issuer delete crop --yes", "there is no issuer crop"),
+        ("quota delete biling --yes", "biling has no quota"),
+    ],
+)
+def test_a_name_with_an_error_is_told_and_not_taken_as_done(headrace: Any, line: str, message: str) -> None:
+    """An administrator who takes a right away relies on the answer."""
+    ended = headrace(*line.split())
+    assert (ended.code, ended.out) == (ExitCode.NOT_FOUND, "")
+    assert message in ended.err
+
+
 def test_can_says_why(headrace: Any, held: Any) -> None:
     """The exit code is the answer."""
     held.identity.caller = ADA

@@ -29,7 +29,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.FAILED: "The cluster rejected the request, or a part of it failed; the message contains the next step.",
     ExitCode.USAGE: "The command line or its input is wrong; nothing was sent.",
     ExitCode.UNREACHABLE: "No broker or coordinator could be reached, or no local cluster is running.",
-    ExitCode.NOT_FOUND: "The topic, partition, broker, group or schema does not exist.",
+    ExitCode.NOT_FOUND: "The topic, partition, broker, group, schema, grant, role, issuer or quota does not exist.",
     ExitCode.UNHEALTHY: "`cluster health` or `doctor` found a problem.",
     ExitCode.TIMED_OUT: "No response in time, or the awaited state was not reached; a change may still take effect.",
     ExitCode.ALREADY_EXISTS: "The topic already exists.",

@@ -58,7 +58,12 @@ def revoke(session: Session, *, who: Who, role: RoleName, resource: Resource) ->
       headrace revoke group:on-call operator cluster
     """
     with session.admin() as admin:
-        admin.revoke(who, role, resource)
+        existed = admin.revoke(who, role, resource)
+    if not existed:
+        raise CommandFailed(
+            ExitCode.NOT_FOUND,
+            f"{who} had no grant of {role} on {resource}: nothing was revoked. Its grants: headrace grants --who {who}",
+        )
     document: dict[str, JsonValue] = {"principal": who, "role": role, "resource": resource, "revoked": True}
     session.show_change(document, f"{who} has no grant of {role} on {resource}")
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
-from headrace.cli.common.session import Session, UsageProblem, Yes, command, confirm
+from headrace.cli.common.session import CommandFailed, Session, UsageProblem, Yes, command, confirm
 
 app = typer.Typer(
     help="Manage the issuers of JSON Web Tokens that the cluster accepts.",
@@ -129,5 +130,7 @@ def delete(session: Session, *, name: IssuerName, yes: Yes = False) -> None:
     """
     confirm(f"Delete issuer {name}? The sessions of its users end.", yes=yes, otherwise="nothing was deleted")
     with session.admin() as admin:
-        admin.delete_issuer(name)
+        existed = admin.delete_issuer(name)
+    if not existed:
+        raise CommandFailed(ExitCode.NOT_FOUND, f"there is no issuer {name}. The issuers: headrace issuer list")
     session.show_change({"deleted": name}, f"deleted issuer {name}")

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common.arguments import parse_rate
+from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.moments import moment_text
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection, bytes_text
-from headrace.cli.common.session import Session, UsageProblem, Yes, command, confirm
+from headrace.cli.common.session import CommandFailed, Session, UsageProblem, Yes, command, confirm
 
 if TYPE_CHECKING:
     from headrace.client.admin.identity import QuotaDescription
@@ -167,7 +168,9 @@ def delete(session: Session, *, user: QuotaUser, yes: Yes = False) -> None:
     """
     confirm(f"Delete the quota of {user}?", yes=yes, otherwise="nothing was deleted")
     with session.admin() as admin:
-        admin.delete_quota(user)
+        existed = admin.delete_quota(user)
+    if not existed:
+        raise CommandFailed(ExitCode.NOT_FOUND, f"{user} has no quota. The quotas: headrace quota list")
     session.show_change({"deleted": user}, f"deleted the quota of {user}")
 
 

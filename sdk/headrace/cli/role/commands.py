@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.common.exit_codes import ExitCode
 from headrace.cli.common.rendering import Column, JsonValue, Report, TableSection
-from headrace.cli.common.session import Session, Yes, command, confirm
+from headrace.cli.common.session import CommandFailed, Session, Yes, command, confirm
 
 app = typer.Typer(help="Manage roles: sets of operations.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -69,5 +70,7 @@ def delete(session: Session, *, role: RoleName, yes: Yes = False) -> None:
     """
     confirm(f"Delete role {role}?", yes=yes, otherwise="nothing was deleted")
     with session.admin() as admin:
-        admin.delete_role(role)
+        existed = admin.delete_role(role)
+    if not existed:
+        raise CommandFailed(ExitCode.NOT_FOUND, f"there is no role {role}. The roles: headrace role list")
     session.show_change({"deleted": role}, f"deleted role {role}")

@@ -698,13 +698,13 @@ class Admin:
         """
         return self._run(self._identity.grant(principal, role, resource, expires_ms, timeout))
 
-    def revoke(self, principal: str, role: str, resource: str, *, timeout: float | None = None) -> None:
-        """Delete a grant, if there is one. The arguments are those of `grant`.
+    def revoke(self, principal: str, role: str, resource: str, *, timeout: float | None = None) -> bool:
+        """Delete a grant; return whether there was one. The arguments are those of `grant`.
 
         Raises:
             ConflictError: If it is that of the last administrator.
         """
-        self._run(self._identity.revoke(principal, role, resource, timeout))
+        return self._run(self._identity.revoke(principal, role, resource, timeout))
 
     def list_grants(
         self, principal: str = "", resource: str = "", *, timeout: float | None = None
@@ -724,14 +724,14 @@ class Admin:
         """
         self._run(self._identity.create_role(name, operations, timeout))
 
-    def delete_role(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a role, if there is one.
+    def delete_role(self, name: str, *, timeout: float | None = None) -> bool:
+        """Delete a role; return whether there was one.
 
         Raises:
             ConflictError: If a grant names it.
             InvalidRequestError: If it is built in.
         """
-        self._run(self._identity.delete_role(name, timeout))
+        return self._run(self._identity.delete_role(name, timeout))
 
     def list_roles(self, *, timeout: float | None = None) -> list[RoleDescription]:
         """Return all roles by name, including those that are built in."""
@@ -779,9 +779,9 @@ class Admin:
         )
         self._run(self._identity.create_issuer(wanted, timeout))
 
-    def delete_issuer(self, name: str, *, timeout: float | None = None) -> None:
-        """Accept the tokens of an issuer no more; the sessions of its users end at once."""
-        self._run(self._identity.delete_issuer(name, timeout))
+    def delete_issuer(self, name: str, *, timeout: float | None = None) -> bool:
+        """Accept the tokens of an issuer no more, and end its sessions; return whether there was one."""
+        return self._run(self._identity.delete_issuer(name, timeout))
 
     def list_issuers(self, *, timeout: float | None = None) -> list[IssuerDescription]:
         """Return all issuers by name."""
@@ -827,9 +827,9 @@ class Admin:
         quota = quota_of(user, bounds)
         self._run(self._identity.put_quota(quota, timeout))
 
-    def delete_quota(self, user: str, *, timeout: float | None = None) -> None:
-        """Delete the quota of a user, if it has one; that of `*` applies to it from then on."""
-        self._run(self._identity.delete_quota(user, timeout))
+    def delete_quota(self, user: str, *, timeout: float | None = None) -> bool:
+        """Delete the quota of a user; return whether it had one. That of `*` applies to it from then on."""
+        return self._run(self._identity.delete_quota(user, timeout))
 
     def list_quotas(self, *, timeout: float | None = None) -> list[QuotaDescription]:
         """Return all quotas by user, that of `*` first; before them the default, if the servers have one."""

@@ -703,13 +703,13 @@ class AsyncAdmin:
         """
         return await self._run(self._identity.grant(principal, role, resource, expires_ms, timeout))
 
-    async def revoke(self, principal: str, role: str, resource: str, *, timeout: float | None = None) -> None:
-        """Delete a grant, if there is one. The arguments are those of `grant`.
+    async def revoke(self, principal: str, role: str, resource: str, *, timeout: float | None = None) -> bool:
+        """Delete a grant; return whether there was one. The arguments are those of `grant`.
 
         Raises:
             ConflictError: If it is that of the last administrator.
         """
-        await self._run(self._identity.revoke(principal, role, resource, timeout))
+        return await self._run(self._identity.revoke(principal, role, resource, timeout))
 
     async def list_grants(
         self, principal: str = "", resource: str = "", *, timeout: float | None = None
@@ -729,14 +729,14 @@ class AsyncAdmin:
         """
         await self._run(self._identity.create_role(name, operations, timeout))
 
-    async def delete_role(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a role, if there is one.
+    async def delete_role(self, name: str, *, timeout: float | None = None) -> bool:
+        """Delete a role; return whether there was one.
 
         Raises:
             ConflictError: If a grant names it.
             InvalidRequestError: If it is built in.
         """
-        await self._run(self._identity.delete_role(name, timeout))
+        return await self._run(self._identity.delete_role(name, timeout))
 
     async def list_roles(self, *, timeout: float | None = None) -> list[RoleDescription]:
         """Return all roles by name, including those that are built in."""
@@ -784,9 +784,9 @@ class AsyncAdmin:
         )
         await self._run(self._identity.create_issuer(wanted, timeout))
 
-    async def delete_issuer(self, name: str, *, timeout: float | None = None) -> None:
-        """Accept the tokens of an issuer no more; the sessions of its users end at once."""
-        await self._run(self._identity.delete_issuer(name, timeout))
+    async def delete_issuer(self, name: str, *, timeout: float | None = None) -> bool:
+        """Accept the tokens of an issuer no more, and end its sessions; return whether there was one."""
+        return await self._run(self._identity.delete_issuer(name, timeout))
 
     async def list_issuers(self, *, timeout: float | None = None) -> list[IssuerDescription]:
         """Return all issuers by name."""
@@ -832,9 +832,9 @@ class AsyncAdmin:
         quota = quota_of(user, bounds)
         await self._run(self._identity.put_quota(quota, timeout))
 
-    async def delete_quota(self, user: str, *, timeout: float | None = None) -> None:
-        """Delete the quota of a user, if it has one; that of `*` applies to it from then on."""
-        await self._run(self._identity.delete_quota(user, timeout))
+    async def delete_quota(self, user: str, *, timeout: float | None = None) -> bool:
+        """Delete the quota of a user; return whether it had one. That of `*` applies to it from then on."""
+        return await self._run(self._identity.delete_quota(user, timeout))
 
     async def list_quotas(self, *, timeout: float | None = None) -> list[QuotaDescription]:
         """Return all quotas by user, that of `*` first; before them the default, if the servers have one."""

@@ -119,10 +119,10 @@ class AdminIdentityOperations:
         response = yield from self._ask("PutGrant", auth_pb2.PutGrantRequest(grant=grant), timeout)
         return identity.grant_description(response.grant)
 
-    def revoke(self, principal: str, role: str, resource: str, timeout: float | None) -> Operation[None]:
-        """Delete a grant."""
+    def revoke(self, principal: str, role: str, resource: str, timeout: float | None) -> Operation[bool]:
+        """Delete a grant; return whether there was one."""
         request = auth_pb2.DeleteGrantRequest(principal=principal, role=role, resource=resource)
-        yield from self._ask("DeleteGrant", request, timeout)
+        return not (yield from self._ask("DeleteGrant", request, timeout)).missing
 
     def list_grants(self, principal: str, resource: str, timeout: float | None) -> Operation[list[GrantDescription]]:
         """List grants."""
@@ -136,9 +136,9 @@ class AdminIdentityOperations:
         role = auth_pb2.Role(name=name, operations=operations)
         yield from self._ask("PutRole", auth_pb2.PutRoleRequest(role=role), timeout)
 
-    def delete_role(self, name: str, timeout: float | None) -> Operation[None]:
-        """Delete a role."""
-        yield from self._ask("DeleteRole", auth_pb2.DeleteRoleRequest(name=name), timeout)
+    def delete_role(self, name: str, timeout: float | None) -> Operation[bool]:
+        """Delete a role; return whether there was one."""
+        return not (yield from self._ask("DeleteRole", auth_pb2.DeleteRoleRequest(name=name), timeout)).missing
 
     def list_roles(self, timeout: float | None) -> Operation[list[RoleDescription]]:
         """List the roles."""
@@ -150,9 +150,9 @@ class AdminIdentityOperations:
         """Accept the tokens of an issuer, or change how."""
         yield from self._ask("PutIssuer", auth_pb2.PutIssuerRequest(issuer=issuer), timeout)
 
-    def delete_issuer(self, name: str, timeout: float | None) -> Operation[None]:
-        """Accept the tokens of an issuer no more."""
-        yield from self._ask("DeleteIssuer", auth_pb2.DeleteIssuerRequest(name=name), timeout)
+    def delete_issuer(self, name: str, timeout: float | None) -> Operation[bool]:
+        """Accept the tokens of an issuer no more; return whether there was one."""
+        return not (yield from self._ask("DeleteIssuer", auth_pb2.DeleteIssuerRequest(name=name), timeout)).missing
 
     def list_issuers(self, timeout: float | None) -> Operation[list[IssuerDescription]]:
         """List the issuers."""
@@ -165,9 +165,9 @@ class AdminIdentityOperations:
         """Bound what a server serves one user, or change the bounds."""
         yield from self._ask("PutQuota", auth_pb2.PutQuotaRequest(quota=quota), timeout)
 
-    def delete_quota(self, user: str, timeout: float | None) -> Operation[None]:
-        """Delete a quota."""
-        yield from self._ask("DeleteQuota", auth_pb2.DeleteQuotaRequest(user=user), timeout)
+    def delete_quota(self, user: str, timeout: float | None) -> Operation[bool]:
+        """Delete a quota; return whether there was one."""
+        return not (yield from self._ask("DeleteQuota", auth_pb2.DeleteQuotaRequest(user=user), timeout)).missing
 
     def list_quotas(self, timeout: float | None) -> Operation[list[QuotaDescription]]:
         """List the quotas."""

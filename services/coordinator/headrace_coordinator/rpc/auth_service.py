@@ -141,14 +141,13 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
 
     @unary
     async def DeleteGrant(self, request: auth_pb2.DeleteGrantRequest, context: Any) -> auth_pb2.DeleteGrantResponse:
-        """See the proto. A grant that does not exist is deleted."""
+        """See the proto."""
         by = _caller_name(request.client_id)
-        deadline = self._deadline(context)
-        revision = await self._store.delete_grant(request.principal, request.role, request.resource, deadline)
-        await self._answers.see(revision, deadline)
-        if revision:
+        wanted = request.principal, request.role, request.resource
+        existed = await self._write(context, self._store.delete_grant, *wanted)
+        if existed:
             log.info("grant_deleted", principal=request.principal, role=request.role, resource=request.resource, by=by)
-        return auth_pb2.DeleteGrantResponse()
+        return auth_pb2.DeleteGrantResponse(missing=not existed)
 
     @unary
     async def ListGrants(self, request: auth_pb2.ListGrantsRequest, context: Any) -> auth_pb2.ListGrantsResponse:
@@ -177,9 +176,10 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def DeleteRole(self, request: auth_pb2.DeleteRoleRequest, context: Any) -> auth_pb2.DeleteRoleResponse:
         """See the proto. A role that grants name is not deleted."""
         by = _caller_name(request.client_id)
-        await self._write(context, self._policies.delete_role, request.name)
-        log.info("role_deleted", role=request.name, by=by)
-        return auth_pb2.DeleteRoleResponse()
+        existed = await self._write(context, self._policies.delete_role, request.name)
+        if existed:
+            log.info("role_deleted", role=request.name, by=by)
+        return auth_pb2.DeleteRoleResponse(missing=not existed)
 
     @unary
     async def ListRoles(self, request: auth_pb2.ListRolesRequest, context: Any) -> auth_pb2.ListRolesResponse:
@@ -206,9 +206,10 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
     async def DeleteIssuer(self, request: auth_pb2.DeleteIssuerRequest, context: Any) -> auth_pb2.DeleteIssuerResponse:
         """See the proto. The sessions of its users end."""
         by = _caller_name(request.client_id)
-        await self._write(context, self._policies.delete_issuer, request.name)
-        log.info("issuer_deleted", issuer=request.name, by=by)
-        return auth_pb2.DeleteIssuerResponse()
+        existed = await self._write(context, self._policies.delete_issuer, request.name)
+        if existed:
+            log.info("issuer_deleted", issuer=request.name, by=by)
+        return auth_pb2.DeleteIssuerResponse(missing=not existed)
 
     @unary
     async def ListIssuers(self, request: auth_pb2.ListIssuersRequest, context: Any) -> auth_pb2.ListIssuersResponse:
@@ -228,11 +229,12 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
 
     @unary
     async def DeleteQuota(self, request: auth_pb2.DeleteQuotaRequest, context: Any) -> auth_pb2.DeleteQuotaResponse:
-        """See the proto. A quota that does not exist is deleted."""
+        """See the proto."""
         by = _caller_name(request.client_id)
-        await self._write(context, self._policies.delete_quota, request.user)
-        log.info("quota_deleted", user=request.user, by=by)
-        return auth_pb2.DeleteQuotaResponse()
+        existed = await self._write(context, self._policies.delete_quota, request.user)
+        if existed:
+            log.info("quota_deleted", user=request.user, by=by)
+        return auth_pb2.DeleteQuotaResponse(missing=not existed)
 
     @unary
     async def ListQuotas(self, request: auth_pb2.ListQuotasRequest, context: Any) -> auth_pb2.ListQuotasResponse:
@@ -295,10 +297,12 @@ class AuthServicer(auth_pb2_grpc.AuthServiceServicer):
             raise deleted_api_key()
         check_own_lifetime(lifetime_ms, found[1])
 
-    async def _write(self, context: Any, write: Callable[..., Awaitable[int]], *arguments: Any) -> None:
-        """Await `write(*arguments, deadline)` of a store, and this coordinator's view of what it wrote."""
+    async def _write(self, context: Any, write: Callable[..., Awaitable[int]], *arguments: Any) -> bool:
+        """Await `write(*arguments, deadline)` of a store, and this coordinator's view; return whether it wrote."""
         deadline = self._deadline(context)
-        await self._answers.see(await write(*arguments, deadline), deadline)
+        revision = await write(*arguments, deadline)
+        await self._answers.see(revision, deadline)
+        return revision != 0
 
     def _deadline(self, context: Any) -> float:
         return self._answers.deadline(0, context.time_remaining())
