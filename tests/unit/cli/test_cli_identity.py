@@ -266,7 +266,7 @@ def test_grants_are_given_listed_and_taken(headrace: Any, held: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("revoke ada reader topic:clikcs", "ada had no grant of reader on topic:clikcs: nothing was revoked"),
+        ("revoke ada reader topic:clikcs", "ada has no such grant: reader on topic:clikcs"),
         ("role delete importre --yes", "there is no role importre"),
         ("issuer delete crop --yes", "there is no issuer crop"),
         ("quota delete biling --yes", "biling has no quota"),

@@ -62,7 +62,7 @@ def revoke(session: Session, *, who: Who, role: RoleName, resource: Resource) ->
     if not existed:
         raise CommandFailed(
             ExitCode.NOT_FOUND,
-            f"{who} had no grant of {role} on {resource}: nothing was revoked. Its grants: headrace grants --who {who}",
+            f"{who} has no such grant: {role} on {resource}. Its grants: headrace grants --who {who}",
         )
     document: dict[str, JsonValue] = {"principal": who, "role": role, "resource": resource, "revoked": True}
     session.show_change(document, f"{who} has no grant of {role} on {resource}")

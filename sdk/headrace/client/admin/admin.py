@@ -701,6 +701,8 @@ class Admin:
     def revoke(self, principal: str, role: str, resource: str, *, timeout: float | None = None) -> bool:
         """Delete a grant; return whether there was one. The arguments are those of `grant`.
 
+        After a lost response the call is repeated, and finds none; so do the other methods that return this.
+
         Raises:
             ConflictError: If it is that of the last administrator.
         """
