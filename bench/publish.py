@@ -63,17 +63,31 @@ def replaced(page: str, name: str, text: str) -> str:
     Raises:
         ValueError: If the page has no such markers.
     """
-    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-    before, found, rest = page.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"the page has no marks for {name}")
-    return f"{before}{begin}\n{text}\n{end}{after}"
+    before, _, after = divided(page, name)
+    return f"{before}\n{text}\n{after}"
 
 
 def section(page: str, name: str) -> str:
-    """Return the text between the markers of a section, with one line feed at its end."""
-    return page.partition(f"<!-- begin {name} -->\n")[2].partition(f"<!-- end {name} -->\n")[0].strip() + "\n"
+    """Return the text between the markers of a section, with one line feed at its end.
+
+    Raises:
+        ValueError: If the page has no such markers.
+    """
+    return divided(page, name)[1].strip() + "\n"
+
+
+def divided(page: str, name: str) -> tuple[str, str, str]:
+    """Return the page up to a section's first marker, the section, and the page from its last marker on.
+
+    Raises:
+        ValueError: If the page has no such markers.
+    """
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+    before, found, rest = page.partition(begin)
+    text, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"the page has no marks for {name}")
+    return before + begin, text, end + after
 
 
 def tables(document: dict[str, Any]) -> str:
