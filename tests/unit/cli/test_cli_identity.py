@@ -272,7 +272,7 @@ def test_grants_are_given_listed_and_taken(headrace: Any, held: Any) -> None:
         ("quota delete biling --yes", "biling has no quota"),
     ],
 )
-def test_a_name_with_an_error_is_told_and_not_taken_as_done(headrace: Any, line: str, message: str) -> None:
+def test_a_misspelt_name_is_told_and_not_taken_as_done(headrace: Any, line: str, message: str) -> None:
     """An administrator who takes a right away relies on the answer."""
     ended = headrace(*line.split())
     assert (ended.code, ended.out) == (ExitCode.NOT_FOUND, "")
