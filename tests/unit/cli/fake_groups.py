@@ -79,7 +79,9 @@ class FakeGroupMethods:
         if group not in self.held.groups:
             raise UnknownGroupError(f"there is no group {group!r}")
         found: FakeGroup = self.held.groups[group]
-        offsets = {where: CommittedOffset(each, 4, "", COMMITTED_MS) for where, each in sorted(found.offsets.items())}
+        offsets = {
+            where: CommittedOffset(each, 4, "", COMMITTED_MS, b"") for where, each in sorted(found.offsets.items())
+        }
         named = {where.topic for where in [*offsets, *found.unowned]}
         named |= {where.topic for member in found.members for where in member.owned}
         ids = {name: self.held.topics[name].topic_id for name in sorted(named) if name in self.held.topics}

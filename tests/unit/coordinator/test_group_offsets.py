@@ -589,6 +589,21 @@ async def test_a_deletion_of_groups_is_refused_only_by_what_etcd_has(pair, one):
     assert not await a.committed(b.source.revision, group_id="new")
 
 
+async def test_an_offset_in_a_deleted_topic_is_not_described_as_one_in_the_new_topic_of_that_name(a, one):
+    """Until it is forgotten it has the name of no topic; before the new topic exists, that of the deleted one."""
+
+    async def names():
+        described = await a.call("DescribeGroup", groups_pb2.DescribeGroupRequest(group_id=GROUP))
+        return [(topic.topic_id, topic.name) for topic in described.offsets]
+
+    await one.beat(a)
+    await a.commit(one, {0: 5})
+    await delete_topic(a.parts, a.parts.topic_id)
+    assert await names() == [(a.parts.topic_id, "t")]
+    await make_topic(a.parts)
+    assert await names() == [(a.parts.topic_id, "")]
+
+
 async def test_groups_are_listed_and_described(a):
     """Members, what each owns since when and its target, offsets, unowned partitions; an unknown group is named."""
     one, two = Caller(1, client_id="c", host="h", instance_id="i", rack="r"), Caller(2)

@@ -50,6 +50,8 @@ class CommittedOffset(NamedTuple):
     """Metadata of the application."""
     committed_ms: int
     """Time of the commit, by the coordinator's clock, ms since 1970."""
+    topic_id: bytes
+    """Id of the topic that it is an offset in, 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class GroupDescription:
     """Group epoch for which the target was computed."""
     members: tuple[GroupMember, ...]
     offsets: Mapping[TopicPartition, CommittedOffset]
-    """Committed offsets; a deleted topic is named by its id in hex."""
+    """Committed offsets; a deleted topic may be named by its id in hex, and is if there is a new one of its name."""
     unowned: tuple[TopicPartition, ...]
     """Partitions of the group without an owner."""
     topic_ids: Mapping[str, bytes]
@@ -292,7 +294,7 @@ def _offsets(
         name = _name(topic.name, topic.topic_id, topic_ids)
         for each in topic.partitions:
             found[TopicPartition(name, each.partition)] = CommittedOffset(
-                each.offset, each.leader_epoch, each.metadata, each.committed_ms
+                each.offset, each.leader_epoch, each.metadata, each.committed_ms, topic.topic_id
             )
     return dict(sorted(found.items()))
 

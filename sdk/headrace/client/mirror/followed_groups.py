@@ -25,8 +25,8 @@ class FollowedGroups:
         What only the leader has may be lost with it, and the source may be gone by then. A group that has members here
         keeps its own offsets. Without members, an offset goes back only if it is the one that was stored here last:
         else the group has read here meanwhile. One that gets members between the look and the write, which may be
-        repeated for seconds, is compared again in the next round. Offsets of a topic with a problem may be of another
-        topic of the name.
+        repeated for seconds, is compared again in the next round. Offsets in another topic than the one that is copied
+        are left out: it may be deleted and created again at the source at any time.
 
         Raises:
             HeadraceError: If one of the clusters cannot be asked.
@@ -40,11 +40,16 @@ class FollowedGroups:
             if not topic.is_promoted and not topic.problem
             for number, report in topic.partitions.items()
         }
+        source_ids = {topic.name: topic.source_id for topic in described.topics}
         for listed in await self._source.list_groups():
             group = listed.group_id
             if not described.settings.has_group(group):
                 continue
-            there = {tp: committed.offset for tp, committed in (await self._source.group_offsets(group)).items()}
+            there = {
+                tp: committed.offset
+                for tp, committed in (await self._source.group_offsets(group)).items()
+                if committed.topic_id.hex() == source_ids.get(tp.topic)
+            }
             changed = self._changed(group, there, ends)
             for topic in {tp.topic for tp in changed} - visible.keys():
                 visible[topic] = await self._visible_ends(topics.get(topic))

@@ -310,7 +310,10 @@ class GroupServicer(groups_pb2_grpc.GroupServiceServicer):
         if entry is None:
             raise UnknownGroupError(f"there is no group {request.group_id!r}")
         group, names = entry.group, self._names()
-        names = {**{topic.topic_id: topic.name for topic in group.topics.values()}, **names}
+        present = set(names.values())
+        # A deleted topic has its own name, unless that is another topic's now.
+        deleted = {topic.topic_id: topic.name for topic in group.topics.values() if topic.name not in present}
+        names = {**deleted, **names}
         response = write_group(
             request.group_id, group, entry.live, entry.all_offsets(), names, self._clock.now_ms(), revision
         )

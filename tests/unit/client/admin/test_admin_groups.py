@@ -188,7 +188,7 @@ def test_a_description_shows_owners_and_since_when(servers):
     assert found.owners[TopicPartition("t", 1)] is member
     assert found.unowned == (TopicPartition("t", 2),)
     assert found.partitions == [TopicPartition("t", n) for n in range(4)]
-    assert found.offsets[TopicPartition("t", 0)] == (7, -1, "", 5)
+    assert found.offsets[TopicPartition("t", 0)] == (7, -1, "", 5, TOPIC_ID)
     assert (found.listing.state, found.group_epoch, found.assignment_epoch, found.revision) == ("stable", 9, 8, 77)
     assert found.topic_ids == {"t": TOPIC_ID}
 

@@ -13,11 +13,12 @@ from headrace.wire.ids import TopicPartition
 
 
 class FakeAdmin:
-    """Cluster with topics, by name their id, and one group."""
+    """Cluster with topics, by name their id, and one group, whose offsets are in the topics of `offset_ids`."""
 
     def __init__(self, topics, offsets):
         self.topics = topics
         self.offsets = offsets
+        self.offset_ids = {"orders": b"\1", "clicks": b"\3"}
         self.epoch = 0
         self.end_offset = 9
 
@@ -42,7 +43,10 @@ class FakeAdmin:
         return [SimpleNamespace(group_id="billing")]
 
     async def group_offsets(self, group):
-        return {tp: SimpleNamespace(offset=offset) for tp, offset in self.offsets.items()}
+        return {
+            tp: SimpleNamespace(offset=offset, topic_id=self.offset_ids[tp.topic])
+            for tp, offset in self.offsets.items()
+        }
 
     async def describe_group(self, group):
         if not self.offsets:
@@ -154,6 +158,21 @@ def test_offsets_in_a_topic_that_was_created_again_are_not_those_of_the_copy():
     asyncio.run(follow())
     assert "created again" in described.topics[0].problem
     assert target.offsets == {kept: 4}
+
+
+def test_an_offset_in_a_topic_that_was_created_again_after_the_look_is_not_copied():
+    """The topic that is copied is the earlier one, and so is the position that the mirror's group has."""
+    orders = TopicPartition("orders", 0)
+    source, target = FakeAdmin({}, {orders: 8}), FakeAdmin({"orders": b"\4"}, {})
+
+    async def run():
+        groups = FollowedGroups(source, target)
+        await groups.follow(of_orders(9))
+        source.offset_ids["orders"], source.offsets[orders] = b"\2", 3
+        await groups.follow(of_orders(9))
+        assert target.offsets == {orders: 8}
+
+    asyncio.run(run())
 
 
 def test_positions_are_stored_again_in_a_topic_that_was_deleted_here_and_copied_anew():
