@@ -83,7 +83,7 @@ test-slow: set-up ## the tests marked slow, which make test leaves out: most job
 	$(BIN)/pytest $(PYTEST_FLAGS) -m slow
 
 test-grpc: set-up ## the tests of clients and brokers where brokers do not serve the native protocol, so that all use gRPC
-	HEADRACE_TEST_TRANSPORT=grpc $(BIN)/pytest $(PYTEST_FLAGS) -m "not slow and not native" tests/contract tests/integration tests/paper
+	HEADRACE_TEST_TRANSPORT=grpc $(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" tests/contract tests/integration tests/paper
 
 test-directory: set-up ## the tests of the SDK on a directory (headrace.open) in place of a cluster
 	HEADRACE_TEST_DIRECTORY=1 $(BIN)/pytest $(PYTEST_FLAGS) -n 2 $$($(BIN)/python -m tests.integration.on_directory)

@@ -71,13 +71,19 @@ def _serve_grpc_alone() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the native protocol where brokers do not serve it, and group those that share a fixture.
+
+    With several workers (`-n 2 --dist loadgroup`) all tests of the shared cluster run in one: it is started once.
 
     So do all tests of the Spark session and of its cluster, those of the chart, which is rendered and checked once for
     each set of values, and those of a module that share what a fixture makes. The group is said at the end of the id,
     where pytest-xdist looks: what its mark writes pytest 9.2 does not read.
     """
+    if os.environ.get("HEADRACE_TEST_TRANSPORT") == "grpc":
+        left_out = [item for item in items if item.get_closest_marker("native")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:
