@@ -51,17 +51,12 @@ class Process:
 class Event:
     """Something that happens at a moment; `call` is None once it was cancelled."""
 
-    __slots__ = ("at_ms", "call", "process", "sequence", "what")
+    __slots__ = ("call", "process", "what")
 
-    def __init__(self, at_ms: int, sequence: int, process: Process, what: str, call: Call) -> None:
-        self.at_ms = at_ms
-        self.sequence = sequence
+    def __init__(self, process: Process, what: str, call: Call) -> None:
         self.process = process
         self.what = what
         self.call: Call | None = call
-
-    def __lt__(self, other: Event) -> bool:
-        return (self.at_ms, self.sequence) < (other.at_ms, other.sequence)
 
     def cancel(self) -> None:
         """Let it not happen."""
@@ -85,7 +80,8 @@ class World:
         """A machine that stopped in the middle of the event that is being done."""
         self.on_power_lost: Callable[[PowerLost], None]
         """Called once that event is over."""
-        self._queue: list[Event] = []
+        self._queue: list[tuple[int, int, Event]] = []
+        """Events by their moment, and by a number that no other has."""
         self._sequence = 0
         self._resumed = -(1 << 60)
         self._streams: dict[str, random.Random] = {}
@@ -114,8 +110,7 @@ class World:
         process.paused = False
         for event in process.backlog:
             self._resumed += 1
-            event.at_ms, event.sequence = self.now_ms, self._resumed  # Before all else that is due now.
-            heapq.heappush(self._queue, event)
+            heapq.heappush(self._queue, (self.now_ms, self._resumed, event))  # Before all else that is due now.
         process.backlog.clear()
 
     def at(self, at_ms: int, process: Process, what: str, call: Call) -> Event:
@@ -128,21 +123,21 @@ class World:
 
     def _push(self, at_ms: int, process: Process, what: str, call: Call) -> Event:
         self._sequence += 1
-        event = Event(at_ms, self._sequence, process, what, call)
-        heapq.heappush(self._queue, event)
+        event = Event(process, what, call)
+        heapq.heappush(self._queue, (at_ms, self._sequence, event))
         return event
 
     def step(self) -> bool:
         """Do the next event; False when there is none."""
         while self._queue:
-            event = heapq.heappop(self._queue)
+            at_ms, _, event = heapq.heappop(self._queue)
             call = event.call
             if call is None or not event.process.alive:
                 continue
             if event.process.paused:
                 event.process.backlog.append(event)
                 continue
-            self.now_ms = event.at_ms
+            self.now_ms = at_ms
             self.steps += 1
             if event.what:
                 self.note(event.process.name, event.what)
