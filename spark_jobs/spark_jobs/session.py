@@ -10,7 +10,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from subprocess import Popen
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -54,36 +54,53 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
     else:
         session = _own_session(name, master)
     try:
-        with _sigterm_as_ctrl_c():
+        with signals_as_ctrl_c(session):
             yield prepared(session)
     finally:
         _stop(session)
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, and raise SystemExit(143) afterwards.
+def signals_as_ctrl_c(session: SparkSession) -> Iterator[None]:
+    """Cancel the jobs at Ctrl-C and SIGTERM, and raise KeyboardInterrupt; after a SIGTERM, SystemExit(143) at the end.
 
-    At Ctrl-C PySpark cancels the jobs, which is necessary for Spark to stop, and py4j closes the connection whose
-    response it no longer awaits. It does so only for a KeyboardInterrupt: after another exception the next call would
-    read the response to the previous one. A SIGTERM of the process group ends Java, too, and calls fail in other ways.
+    Spark does not stop before its jobs do. PySpark's own handler cancels them on the connection to Java that is in use:
+    py4j then mixes up the responses, or closes the connection twice, which is an error. A thread has a connection of
+    its own. py4j closes the one whose response it no longer awaits, but only for a KeyboardInterrupt: after another
+    exception the next call would read the response to the previous one. A SIGTERM of the process group ends Java, too,
+    and calls fail in other ways.
     """
     came: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         came.append(number)
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # It logs the traceback of each call that fails.
-        signal.raise_signal(signal.SIGINT)
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # It logs the traceback of each call that fails,
+        logging.getLogger().addFilter(_is_not_of_py4j)  # and of the call that is interrupted at the root.
+        canceling = threading.Thread(target=_cancel_jobs, args=(session,), daemon=True)
+        canceling.start()
+        canceling.join(STOP_SECONDS)
+        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except (Exception, KeyboardInterrupt):
-        if came:
-            raise SystemExit(128 + came[0]) from None
+        if signal.SIGTERM in came:
+            raise SystemExit(128 + signal.SIGTERM) from None
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return record.module != "java_gateway"
+
+
+def _cancel_jobs(session: SparkSession) -> None:
+    """Cancel all jobs; Java may have ended."""
+    with suppress(Exception):
+        session.sparkContext.cancelAllJobs()
 
 
 def _stop(session: SparkSession) -> None:

@@ -29,8 +29,8 @@ def test_a_sigterm_of_the_process_group_ends_the_job_as_one_of_the_process():
 
     killed = threading.Event()
     gateway = SimpleNamespace(proc=SimpleNamespace(kill=killed.set))
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway), stop=refuse)
-    with pytest.raises(SystemExit) as ended, session._sigterm_as_ctrl_c():
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway, cancelAllJobs=refuse), stop=refuse)
+    with pytest.raises(SystemExit) as ended, session.signals_as_ctrl_c(spark):
         try:
             signal.raise_signal(signal.SIGTERM)
         except KeyboardInterrupt:
