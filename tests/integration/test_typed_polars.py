@@ -17,7 +17,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["native", "grpc"])
+@pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])
 def test_frames_of_polars(python: Path, headrace_cluster: LocalCluster, topic_name: str, transport: str) -> None:
     """A frame makes the topic, is sent, and is read as it was; by columns and ranges, by SQL and as rows, too."""
     program = ROOT / "tests/integration/polars_alone.py"

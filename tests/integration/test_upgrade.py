@@ -206,7 +206,7 @@ def test_spark_reads_and_writes_topics_of_the_other_release(older: dict[str, str
     assert all(path.startswith(root) for path in told["paths"]), told["paths"]
 
 
-@pytest.mark.parametrize("transport", ["native", "grpc"])
+@pytest.mark.parametrize("transport", [pytest.param("native", marks=pytest.mark.native), "grpc"])
 def test_brokers_from_before_typed_topics_refuse_rows(tmp_path: Path, transport: str) -> None:
     """With an error that names the flag, and nothing is appended. Followers copy rows as they are, and serve them."""
     cluster = SkewedCluster(LocalClusterSpec(brokers=2, coordinators=1, broker_settings=BROKER_SETTINGS))
