@@ -573,6 +573,8 @@ class Cluster:
             return False
         for node in self.brokers.values():
             node.start()  # A process that exits while healing is started again.
+        if any(node.broker is not None and node.broker.stopping for node in self.brokers.values()):
+            return False  # It refuses clients, and may be the only replica.
         if self.recovery.is_due:
             return False
         if self.coordinator() is None:

@@ -19,6 +19,8 @@ from headrace.wire.batch import BatchHeader, iter_batches, sequence_after
 from headrace.wire.crc import ReadableBuffer
 from headrace_broker.core.replica_fetch import FetchRequest
 from headrace_broker.core.roles import Role
+from headrace_coordinator.core.election import carry_over, sessions_of
+from headrace_server.internal_v1.metadata_pb2 import BrokerLive
 from headrace_server.key_table import BrokerKey, PartitionKey
 from headrace_server.metastore.api import PutEvent, WatchEvent
 from headrace_server.partition_state import PartitionState, Replica, decode
@@ -233,10 +235,20 @@ class Checks:
             raise SimulationError("I18", f"{host.label} starts over at {offset}, below its high watermark")
 
     def _is_behind_compaction(self, host: Host) -> bool:
-        """Whether a replica may give up what is committed and copy it again: others have compacted without it."""
-        state = self.partitions[host.key].state
-        named = () if state is None else (*state.in_sync, *state.eligible_leaders)
-        return self._cluster.plan.compacts and all(each.broker_id != host.broker.broker_id for each in named)
+        """Whether a replica may give up what is committed and copy it again: others have compacted without it.
+
+        One that the key names may not, unless its broker came back without all its data in a session that the key has
+        yet to learn of.
+        """
+        state, broker_id = self.partitions[host.key].state, host.broker.broker_id
+        if state is None or not self._cluster.plan.compacts:
+            return self._cluster.plan.compacts
+        found = self._cluster.etcd.store.now(self._cluster.keyspace.broker(broker_id))
+        registered = [] if found is None else [(broker_id, found.create_revision, BrokerLive.FromString(found.value))]
+        named, _ = carry_over(
+            (*state.in_sync, *state.eligible_leaders), sessions_of(registered, ()), durable=state.durable
+        )
+        return all(each.broker_id != broker_id for each in named)
 
     def shortens(self, host: Host, end: int) -> None:
         """The log is about to be cut to `end` or to start over: should it die in that, what lies behind is open."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from headrace_server.internal_v1.metadata_pb2 import BrokerLive
 
 from tests.simulation.broker import simulated
 from tests.simulation.cluster import WATCH_MS, Cluster
@@ -81,6 +82,21 @@ def test_what_retention_takes_is_old_unless_compaction_had_taken_it(cluster, mon
         cluster.checks.expired(host, end)
     monkeypatch.setattr(host, "offsets_below", lambda _: [])
     cluster.checks.expired(host, end)
+
+
+def test_a_replica_that_the_key_names_may_start_over_only_if_its_broker_lost_data(cluster, monkeypatch):
+    """The key names the session before until the controller has seen the new one; seed 501369 of tables began so."""
+    monkeypatch.setattr(cluster, "plan", replace(cluster.plan, compacts=True))
+    host, store = hosts(cluster)[0], cluster.etcd.store
+    key = cluster.keyspace.broker(host.broker.broker_id)
+    session = store.now(key)
+    assert not cluster.checks._is_behind_compaction(host)
+    for is_clean in (True, False):
+        live = BrokerLive.FromString(session.value)
+        live.clean, live.resumes, live.storage_since = is_clean, session.create_revision, session.create_revision + 1
+        again = replace(session, value=live.SerializeToString(), create_revision=session.create_revision + 1)
+        monkeypatch.setattr(store, "now", lambda _, again=again: again)
+        assert cluster.checks._is_behind_compaction(host) is not is_clean
 
 
 def test_what_is_committed_must_be_kept_again_once_all_are_in_sync(cluster, monkeypatch):
