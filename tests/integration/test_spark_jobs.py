@@ -22,14 +22,13 @@ from headrace.client.loading.tables.attempts import Attempt
 from headrace.client.loading.tables.errors import LoadError, OtherSourceError
 from headrace.client.loading.tables.iceberg_table import IcebergTable
 from headrace.client.loading.tables.state import StoredTable
-from py4j.clientserver import ClientServerConnection
 from spark_jobs.access_log import describe, load_files, parsed_topic
 from spark_jobs.audit import Audit, run_audit, summary_of
 from spark_jobs.command import JobError, explain
 from spark_jobs.load_options import Load
 from spark_jobs.progress import ProgressLine
 from spark_jobs.queries import ask
-from spark_jobs.session import LOCAL_JAVA_OPTIONS, signals_as_ctrl_c
+from spark_jobs.session import LOCAL_JAVA_OPTIONS
 from spark_jobs.streams import Stream, read_stream, run_stream
 from spark_jobs.topic_frame import read_topic
 from spark_jobs.topic_loading import load_topic
@@ -264,21 +263,6 @@ def test_sigterm_ends_a_job_whose_tasks_run(slow_load, tmp_path):
     slow_load.terminate()
     assert ended(slow_load, said) == 143, said.read_text()
     assert list((tmp_path / "table").glob("_headrace/attempts/*")) == []
-
-
-def test_ctrl_c_when_a_call_of_java_has_been_sent(jobs, monkeypatch, caplog):
-    """PySpark cancels the jobs on the connection of that call, which py4j then closes twice: the gateway's error."""
-
-    def interrupted(connection, line):
-        monkeypatch.undo()
-        connection.socket.sendall(line.encode())
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt), signals_as_ctrl_c(jobs):
-        monkeypatch.setattr(ClientServerConnection, "send_command", interrupted)
-        jobs.range(3).count()
-    assert jobs.range(3).count() == 3
-    assert caplog.messages == []
 
 
 def wait_until(condition) -> None:

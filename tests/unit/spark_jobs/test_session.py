@@ -40,6 +40,19 @@ def test_a_sigterm_of_the_process_group_ends_the_job_as_one_of_the_process():
     assert killed.is_set()
 
 
+def test_ctrl_c_cancels_the_jobs_on_another_connection_than_the_one_in_use():
+    """A thread has its own. On the one of a call that has been sent, py4j closes it twice, which is an error."""
+    canceled, before = [], signal.getsignal(signal.SIGINT)
+    spark = SimpleNamespace(
+        sparkContext=SimpleNamespace(cancelAllJobs=lambda: canceled.append(threading.current_thread()))
+    )
+    with pytest.raises(KeyboardInterrupt), session.signals_as_ctrl_c(spark):
+        signal.raise_signal(signal.SIGINT)
+    assert len(canceled) == 1
+    assert canceled[0] is not threading.current_thread()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_java_of_spark_submit_is_not_killed(monkeypatch):
     """Only the session has the process."""
     monkeypatch.setattr(session, "STOP_SECONDS", 0.0)
