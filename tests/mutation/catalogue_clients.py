@@ -26,6 +26,31 @@ CLIENTS = (
         ),
     ),
     Mutant(
+        "slow-partitions-one-after-the-other",
+        "I21",
+        "ProduceHandler._append_each",
+        replace(
+            "appended = self._begin(partition, part, batches, committed, work)",
+            "appended = await self._append(partition, part, batches, committed, work)",
+        ),
+        "While a request waits for the disk in one partition, the next one of its connection overtakes it in another.",
+        Simulation(20, changes={"partitions": 4, "slow_append_ms": 0}),
+    ),
+    Mutant(
+        "overtaking-batch-taken-for-a-gap",
+        "I21",
+        "InFlightRequests._comes_back",
+        replace(
+            "batch.sent_behind or any(other.serial < batch.serial for other in others)",
+            "any(other.serial < batch.serial for other in others)",
+        ),
+        "A batch that came before an earlier one, which is acknowledged by now, fails for good with a kept identity.",
+        Test(
+            "tests/unit/client/producer/test_inflight.py::test_a_batch_that_overtook_one_that_is_acknowledged_by_now_is_sent_again",
+            "The simulator's producers have assigned ids: they begin a new epoch, and lose only time.",
+        ),
+    ),
+    Mutant(
         "position-kept-in-another-life",
         "H26",
         "PartitionFetchState.was_replaced",

@@ -394,8 +394,9 @@ class SimulatedListeners(Listeners):
         produce = methods[MethodCode.PRODUCE]
 
         async def handle(request: Any, call: NativeCall) -> OutgoingMessage:
-            answer = await produce.handle(request, call)
-            promises.answers_natively(call.request_id, answer.message)
+            with promises.served_natively(call.request_id, call.peer()):
+                answer = await produce.handle(request, call)
+                promises.answers_natively(call.request_id, answer.message)
             return answer
 
         return {**methods, MethodCode.PRODUCE: replace(produce, handle=handle)}

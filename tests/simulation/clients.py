@@ -74,6 +74,8 @@ BY_TIME = 0.25
 EARLIER_MS, LATER_MS, SOME_TIMES = 8_000, 300, 30
 LINGERING = 0.5
 """Share of producers that wait for what they sent after a while only: a wait for a record sends its open batch."""
+WIDE_SENDS = 4
+"""Times in a row that a producer sends to all of many partitions, so that a request has several."""
 TIGHT = 0.3
 """Share of producers whose records wait for buffer memory."""
 TIGHT_BATCH_BYTES, TIGHT_MEMORY = 200, 400
@@ -198,7 +200,9 @@ class Producer(Client):
             until_ms = self.world.now_ms + LIFE_MS if self.cluster.plan.forgets else None
             while self.sending and (until_ms is None or self.world.now_ms < until_ms):
                 await self._rest(self.period_ms)
-                await self._send_to(self._producer, self._chance.randrange(self.cluster.plan.partitions))
+                number = self._chance.randrange(self.cluster.plan.partitions)
+                numbers = [*range(self.cluster.plan.partitions)] * WIDE_SENDS if self.cluster.plan.is_wide else [number]
+                await asyncio.gather(*(self._send_to(self._producer, each) for each in numbers))
             if until_ms is not None:
                 with suppress(HeadraceError):  # What was not delivered its futures say, too.
                     await self._producer.close()

@@ -36,6 +36,7 @@ CLIENTS = (
     "H55",
     "H143",
     "client errors",
+    "order of a connection",
 )
 """What clients are told, and what their shipped cores make of it."""
 ADMINISTRATORS = tuple(f"administrators, {kind}" for kind in ("create", "delete", "configure", "grow", "move"))

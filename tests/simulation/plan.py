@@ -237,7 +237,8 @@ class Plan(FaultProfile):
         is_table = tables or (plan.compacts and random.Random(f"{seed}/table").random() < TABLE_SHARE)
         if not is_table:
             forgets = plan.compacts and random.Random(f"{seed}/deletions").random() < FORGETS_DELETIONS_SHARE
-            return replace(plan, forgets_deletions=forgets)
+            partitions = MANY if random.Random(f"{seed}/many").random() < MANY_SHARE else plan.partitions
+            return replace(plan, forgets_deletions=forgets, partitions=partitions)
         return replace(
             plan.with_table(),
             expires=random.Random(f"{seed}/expires").random() < EXPIRES_SHARE,
@@ -271,6 +272,11 @@ class Plan(FaultProfile):
             and set(self.faults) <= {*ORDERLY, COLUMNS_CHANGE}
             and set(self.rates) <= set(ORDERLY_RATES)
         )
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether brokers lead several partitions each, and producers send to all."""
+        return self.partitions >= MANY
 
     @property
     def goes_by_age(self) -> bool:
@@ -317,6 +323,8 @@ PURGES_SHARE = 0.5
 """In this share of the seeds with a table rows are purged."""
 ADMINISTRATED_SHARE = 0.3
 """In this share of seeds administrators have another topic."""
+MANY, MANY_SHARE = 4, 0.1
+"""Number of partitions in this share of the seeds with neither table nor mirror nor columns."""
 FORGETS_SHARE = 0.15
 """In this share of seeds producers come and go, and expire."""
 _RARE = ("unclean election", "durability changes")

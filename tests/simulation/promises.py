@@ -8,7 +8,8 @@ election gave up is not promised any more (H21).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from headrace.wire.batch import BatchHeader, check_batch, iter_batches
 from headrace.wire.columns import decode_batch
 from headrace.wire.compression import Codec
 from headrace.wire.decoded import Columns, Headers
-from headrace.wire.errors import CorruptBatchError, from_detail, from_rpc_error
+from headrace.wire.errors import CorruptBatchError, ErrorCode, from_detail, from_rpc_error
 from headrace.wire.frames import MethodCode
 from headrace.wire.zero_copy import SplicedMessage, parse_fetch_response, parse_produce_request
 
@@ -104,6 +105,8 @@ class PromiseChecks:
         self._newest_life: dict[str, int] = {}
         self._produced: dict[str, Produced] = {}
         """Produce requests of the native protocol without an answer, by their request ids."""
+        self._served: dict[str, dict[Produced, None]] = {}
+        """Those that a broker serves, by connection, in the order in which they arrived."""
 
     def asks(self, client: str, address: str, method: str, request: bytes) -> Exchange:
         """A client calls now, over gRPC."""
@@ -122,6 +125,18 @@ class PromiseChecks:
             return produced
         kind = _NATIVE_EXCHANGES.get(request.method, Exchange)
         return kind(self, client, address, kind.parse_request(message))
+
+    @contextmanager
+    def served_natively(self, request_id: str, connection: str) -> Iterator[None]:
+        """A broker serves a Produce of a connection."""
+        served, produced = self._served.setdefault(connection, {}), self._produced[request_id]
+        produced.ahead = {key: [other for other in served if key in other.parts] for key in produced.parts}
+        served[produced] = None
+        try:
+            yield
+        finally:
+            del served[produced]
+            produced.check_order()
 
     def answers_natively(self, request_id: str, message: bytes) -> None:
         """A broker answers a Produce now, over the native protocol."""
@@ -257,6 +272,14 @@ class Produced(Exchange):
     def __init__(self, promises: PromiseChecks, client: str, address: str, request: SplicedMessage) -> None:
         super().__init__(promises, client, address, request)
         self.acks = request.message.acks
+        self.ahead: dict[LogId, list[Produced]] = {}
+        """By partition, the requests of its connection that the broker served when it began with this one."""
+        self.behind: list[Produced] = []
+        """Those that ended before it, although it is ahead of them."""
+        self.is_served = True
+        self.errors: dict[LogId, ErrorCode] = {}
+        self.appended: set[LogId] = set()
+        """Partitions without an error."""
         self.parts: dict[LogId, _SentPart] = {}
         said = []
         batches = iter(request.batches)
@@ -290,9 +313,27 @@ class Produced(Exchange):
             for base, count in self._acknowledged(sent, part):
                 if broker is not None:
                     cluster.answered(broker, key, base, count)
+            if part.HasField("error"):
+                self.errors[key] = ErrorCode(part.error.code)
+            else:
+                self.appended.add(key)
             error = f", {type(from_detail(part.error)).__name__}" if part.HasField("error") else ""
             said.append(f"{cluster.name_of(key)} at {list(part.base_offsets)}{error}")
         return f"answer to {self.client}: {'; '.join(said)}"
+
+    def check_order(self) -> None:
+        """The broker has served it: it let none overtake what arrived before on its connection."""
+        self.is_served = False
+        for produced in (self, *self.behind):
+            for key, ahead in produced.ahead.items():
+                if any(other.is_served for other in ahead):
+                    for other in ahead:
+                        other.behind.append(produced)
+                    continue
+                self.promises.cluster.world.count(CHECKED + "order of a connection", bool(ahead))
+                out_of_order = produced.errors.get(key) == ErrorCode.OUT_OF_ORDER_SEQUENCE
+                if ahead and out_of_order and all(key in other.appended for other in ahead):
+                    self.promises.breaks("order of a connection", f"{produced.what} came too early at {self.address}")
 
     def arrived(self, answer: broker_pb2.ProduceResponse) -> None:
         """Note what the producer now has acknowledged."""

@@ -76,7 +76,8 @@ that address is a broker.
 
 After that, both sides send frames. A client sends up to `max_requests` (of the WELCOME) requests without waiting. The
 broker answers each when it is ready, in any order. A long poll thus delays no other request, and one connection is
-enough. Producers and consumers have separate connections."""
+enough. Batches of one partition are appended in the order of their requests on the connection. Producers and
+consumers have separate connections."""
 
 _HANDSHAKE = """## The handshake
 

@@ -79,9 +79,7 @@ def mirror(partition: Opened) -> Opened:
 def append(
     partition: Partition, batches: Sequence[bytes], deletions_end: int = 0, known_epoch: int = -1
 ) -> asyncio.Task[AppendResult]:
-    return asyncio.ensure_future(
-        partition.appender.append_copies(batches, known_epoch, deletions_end=deletions_end, committed=True)
-    )
+    return partition.appender.begin_copies(batches, known_epoch, deletions_end=deletions_end, committed=True)
 
 
 def content(partition: Partition) -> list[bytes]:

@@ -10,7 +10,7 @@ import pytest
 from headrace.partition.batch_checks import AppendResult
 from headrace.partition.topic_configs import TopicConfig
 from headrace.v1 import broker_pb2, topics_pb2
-from headrace.wire.errors import NotLeaderError, Outcome, ShuttingDownError
+from headrace.wire.errors import ErrorCode, NotLeaderError, Outcome, ShuttingDownError
 from headrace.wire.zero_copy import SplicedMessage
 from headrace_broker.metrics import BrokerMetrics
 from headrace_broker.rpc.produce import SLICE_BATCHES, ProduceHandler
@@ -42,6 +42,24 @@ class Log:
         if self.end_at is not None and len(self.batches) >= self.end_at:
             self.epoch += 1
         return result
+
+
+class SlowLog(Log):
+    """A partition whose appends last until `disk` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.disk = asyncio.Event()
+
+    def append_now(self, batches, known_epoch, *, committed):
+        return None
+
+    async def append(self, batches, known_epoch, *, committed):
+        await self.disk.wait()
+        return super().append_now(batches, known_epoch, committed=committed)
+
+    def begin_append(self, batches, known_epoch, *, committed):
+        return asyncio.create_task(self.append(batches, known_epoch, committed=committed))
 
 
 class Broker:
@@ -92,6 +110,62 @@ async def test_others_have_the_loop_beside_a_large_request_and_its_own_connectio
         await asyncio.gather(large, *own, other)
     assert broker.logs[999].batches == [b"other", b"1", b"2", b"3"]
     assert not broker.handler._turns.must_wait("a")
+
+
+async def test_a_request_that_waits_for_a_slow_partition_is_not_overtaken_in_its_others(broker):
+    """The next request of the connection would be out of order there; nor does one of another partition wait."""
+    slow, other_slow = broker.logs[0], broker.logs[2] = SlowLog(), SlowLog()
+    first = asyncio.create_task(broker.produce("a", {0: [b"1"], 1: [b"1"], 2: [b"1"]}))
+    await asyncio.sleep(0)
+    await broker.produce("a", {1: [b"2"]})
+    assert broker.logs[1].batches == [b"1", b"2"]
+    other_slow.disk.set()
+    await broker.produce("a", {2: [b"2"]})
+    assert not first.done()
+    slow.disk.set()
+    assert [list(part.base_offsets) for part in (await first).topics[0].partitions] == [[0], [0], [0]]
+    assert (slow.batches, other_slow.batches) == ([b"1"], [b"1", b"2"])
+
+
+@pytest.mark.parametrize("error", [NotLeaderError("it moved"), ValueError("unexpected")])
+async def test_an_error_of_one_slow_append_leaves_the_others(broker, error):
+    """The call ends only when all of them have: their batches are in memory until then."""
+    failing, slow = broker.logs[0], broker.logs[1] = SlowLog(), SlowLog()
+    failing.begin_append = lambda *_, **__: asyncio.get_running_loop().create_task(fail())
+
+    async def fail():
+        raise error
+
+    call = asyncio.create_task(broker.produce("a", {0: [b"1"], 1: [b"1"]}))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not call.done()
+    assert broker.handler._budget.used_bytes == 2
+    slow.disk.set()
+    if isinstance(error, ValueError):
+        with pytest.raises(ValueError, match="unexpected"):
+            await call
+    else:
+        refused, appended = (await call).topics[0].partitions
+        assert refused.error.code == ErrorCode.NOT_LEADER
+        assert list(appended.base_offsets) == [0]
+    assert broker.handler._budget.used_bytes == 0
+
+
+async def test_a_call_that_is_cancelled_ends_once_its_slow_appends_have(broker):
+    """Their memory is counted until then."""
+    slow = broker.logs[0] = broker.logs[1] = SlowLog()
+    call = asyncio.create_task(broker.produce("a", {0: [b"1"], 1: [b"1"]}))
+    await asyncio.sleep(0)
+    call.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not call.done()
+    slow.disk.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert slow.batches == [b"1", b"1"]
+    assert broker.handler._budget.used_bytes == 0
 
 
 async def test_many_batches_of_one_partition_are_appended_in_slices(broker):

@@ -8,7 +8,7 @@ the queue.
     acknowledged                            finished with its offset
     retriable error, outcome unknown        back to its place, unknown: only its exact bytes may be sent again
     retriable error, not applied            back to its place
-    out of order or unknown producer        an earlier one unresolved: back to its place
+    out of order or unknown producer        an earlier one unresolved, now or when it was sent: back to its place
     the same, the first of its partition    not applied: back, new epoch once nothing flies; unknown: finished, UNKNOWN
     any other error, or out of time         finished with it; a sequence that is now missing needs a new epoch
 
@@ -158,6 +158,7 @@ class InFlightRequests:
         """Move the batches that fit from the front of the queue into a request; at least one if it is empty."""
         batches: list[SealedBatch] = []
         most = packed.batches
+        sent_behind = bool(partition_queue.flying)
         if self._idempotent:
             flying = 0
             for batch in partition_queue.flying:
@@ -177,6 +178,7 @@ class InFlightRequests:
             packed.batches -= batch.count
             packed.deadline_ms = min(packed.deadline_ms, batch.deadline_ms)
             most -= batch.count
+            batch.sent_behind = sent_behind
             partition_queue.flying.append(batch)
             batches.append(batch)
         if batches:
@@ -288,8 +290,8 @@ class InFlightRequests:
         """Return whether a refused batch is sent again."""
         partition_queue = batch.partition_queue
         if error.code in _SEQUENCE and self._idempotent:
-            earlier = any(other.serial < batch.serial for other in (*partition_queue.flying, *partition_queue.queued))
-            if earlier:
+            others = (*partition_queue.flying, *partition_queue.queued)
+            if batch.sent_behind or any(other.serial < batch.serial for other in others):
                 return True
             partition_queue.needs_epoch = True
             return not batch.outcome_unknown and not self.identity.is_kept

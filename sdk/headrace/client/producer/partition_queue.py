@@ -29,6 +29,7 @@ class SealedBatch:
         "pending",
         "records",
         "reserved_bytes",
+        "sent_behind",
         "serial",
         "stamp",
     )
@@ -59,6 +60,8 @@ class SealedBatch:
         """Whether its sequence counts as sent in the current epoch."""
         self.outcome_unknown = False
         """Whether an earlier send of it may have been applied."""
+        self.sent_behind = False
+        """Whether an earlier request of its partition was in flight at its last send, which may have overtaken it."""
 
     def stamp_anew(self, stamp: ProducerStamp) -> None:
         """Assign other sequences to its batches; see `restamp`."""

@@ -1,8 +1,9 @@
 """Produce: several partitions with several batches each, appended in order and acknowledged as requested.
 
-If the partition's log is fast, the first append waits for no task or lock. A large request is appended in slices,
-between which other calls run; calls of the same connection wait for their turn. Acknowledgements of all partitions are
-awaited together.
+If the partition's log is fast, an append waits for no task or lock; otherwise the appends of all partitions begin at
+once, each behind the earlier ones of its partition, so that the next request of the connection overtakes none of them.
+A large request is appended in slices, between which other calls run; calls of the same connection wait for their turn.
+Acknowledgements of all partitions are awaited together.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headrace_broker.runtime.budget import MemoryBudget
 from headrace_broker.runtime.partition import AppendResult, Partition, PartitionContext
 from headrace_broker.runtime.replica_manager import ReplicaManager
 from headrace_broker.runtime.turns import Turns
-from headrace_broker.runtime.uninterrupted import spawn_unless_ending
+from headrace_broker.runtime.uninterrupted import spawn_unless_ending, uninterrupted
 
 SLICE_BYTES = 4 << 20
 """Maximum bytes of a slice; their check and write block the event loop for about 10 ms."""
@@ -49,8 +50,20 @@ class _Work(NamedTuple):
     size_bytes: int
     is_large: bool
     """Whether it has more than one slice."""
+    takes_turn: bool
+    """Whether its appends begin one after the other, in a turn of its connection: it is large, or has records to encode
+    first.
+    """
     connection: str
     as_copies: bool
+
+
+class _Begun(NamedTuple):
+    """Append of a request that has a task."""
+
+    partition: Partition
+    result: broker_pb2.PartitionProduceResult
+    task: asyncio.Task[AppendResult]
 
 
 @dataclass(slots=True)
@@ -131,6 +144,7 @@ class ProduceHandler:
             raise InvalidRequestError(
                 f"{partitions} partitions are over the limit of {self._context.settings.max_request_partitions}"
             )
+        has_records = False
         topics: list[tuple[broker_pb2.TopicProduce, _Parts]] = []
         in_order = iter(spliced.batches)
         for topic in request.topics:
@@ -141,6 +155,7 @@ class ProduceHandler:
                 size_bytes += sum(map(len, batches))
                 if part.records:
                     check_records(part.records)
+                    has_records = True
                     size_bytes += part.ByteSize()
                 parts.append((part, batches))
             topics.append((topic, parts))
@@ -149,15 +164,16 @@ class ProduceHandler:
                 f"{batches_in_all} batches are over the limit of {self._context.settings.max_request_batches}"
             )
         is_large = partitions > SMALL_PARTITIONS or batches_in_all > SLICE_BATCHES or size_bytes > SLICE_BYTES
-        return _Work(topics, size_bytes, is_large, connection, request.as_copies)
+        return _Work(topics, size_bytes, is_large, is_large or has_records, connection, request.as_copies)
 
     async def _append_all(
         self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
     ) -> broker_pb2.ProduceResponse:
         committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
-        if work.is_large or self._turns.must_wait(work.connection):
+        if work.takes_turn or self._turns.must_wait(work.connection):
             async with self._turns.take(work.connection):
-                await next_turn()  # Reading a large request used a slice.
+                if work.is_large:
+                    await next_turn()  # Reading it used a slice.
                 response, pending = await self._append_each(work, committed, times)
         else:
             response, pending = await self._append_each(work, committed, times)
@@ -172,11 +188,12 @@ class ProduceHandler:
     ) -> tuple[broker_pb2.ProduceResponse, list[_Pending]]:
         response = broker_pb2.ProduceResponse()
         pending: list[_Pending] = []
-        is_large, done, view = work.is_large, 0, self._replica_manager.view
+        begun: list[_Begun] = []
+        done, view = 0, self._replica_manager.view
         for topic_produce, parts in work.topics:
             topic, unknown, topic_result = answer_topic(view, topic_produce.topic, response.topics, Operation.WRITE)
             for part, batches in parts:
-                if is_large:
+                if work.takes_turn:
                     await let_others_run(done)
                     done += 1
                 result = topic_result.partitions.add(partition=part.partition, append_timestamp_ms=-1)
@@ -187,24 +204,58 @@ class ProduceHandler:
                     if work.as_copies:
                         access().require(Operation.ALTER, ResourceKind.TOPIC, topic.name)
                     partition = self._replica_manager.find_in(topic, part.partition)
-                    appended = await self._append(partition, part, batches, committed, work)
-                    times.append_seconds += appended.append_seconds
+                    appended: AppendResult | asyncio.Task[AppendResult]
+                    if work.takes_turn:
+                        appended = await self._append(partition, part, batches, committed, work)
+                    else:
+                        appended = self._begin(partition, part, batches, committed, work)
                 except HeadraceError as error:
                     self._set_error(result, error)
                     continue
-                result.base_offsets.extend(appended.base_offsets)
-                result.repeated_batches = appended.repeated
-                result.append_timestamp_ms = appended.append_timestamp_ms
-                result.log_start_offset = appended.log_start_offset
-                result.leader_epoch = appended.leader_epoch
-                result.log_end_offset, result.log_end_crc = appended.log_end_offset, appended.log_end_crc
-                if appended.error is not None:
-                    self._set_error(result, appended.error)
-                if committed and appended.end_offset:
-                    wait = partition.acknowledgements.of(appended.end_offset, appended.leader_epoch)
-                    if wait is not None:
-                        pending.append(_Pending(partition, appended.end_offset, *wait, result))
+                if isinstance(appended, asyncio.Task):
+                    begun.append(_Begun(partition, result, appended))
+                else:
+                    times.append_seconds += appended.append_seconds
+                    self._note(partition, appended, committed, result, pending)
+        if begun:
+            await self._end_appends(begun, committed, times, pending)
         return response, pending
+
+    async def _end_appends(self, begun: list[_Begun], committed: bool, times: _Times, pending: list[_Pending]) -> None:
+        """Wait for appends that have begun, and take their results."""
+        await uninterrupted(asyncio.gather(*(each.task for each in begun), return_exceptions=True))
+        longest = 0.0
+        for partition, result, task in begun:
+            try:
+                appended = task.result()
+            except HeadraceError as error:
+                self._set_error(result, error)
+            else:
+                longest = max(longest, appended.append_seconds)
+                self._note(partition, appended, committed, result, pending)
+        times.append_seconds += longest
+
+    def _note(
+        self,
+        partition: Partition,
+        appended: AppendResult,
+        committed: bool,
+        result: broker_pb2.PartitionProduceResult,
+        pending: list[_Pending],
+    ) -> None:
+        """Put an append into the response, and into `pending` if its acknowledgement must be waited for."""
+        result.base_offsets.extend(appended.base_offsets)
+        result.repeated_batches = appended.repeated
+        result.append_timestamp_ms = appended.append_timestamp_ms
+        result.log_start_offset = appended.log_start_offset
+        result.leader_epoch = appended.leader_epoch
+        result.log_end_offset, result.log_end_crc = appended.log_end_offset, appended.log_end_crc
+        if appended.error is not None:
+            self._set_error(result, appended.error)
+        if committed and appended.end_offset:
+            wait = partition.acknowledgements.of(appended.end_offset, appended.leader_epoch)
+            if wait is not None:
+                pending.append(_Pending(partition, appended.end_offset, *wait, result))
 
     def _observe(self, times: _Times, pending: list[_Pending]) -> None:
         """Record the durations of the call's stages; a call that did not wait has only the first two."""
@@ -228,6 +279,25 @@ class ProduceHandler:
             span.stage("fsync", times.appended, fsync)
             span.stage("replication", times.appended + fsync, waited - fsync)
 
+    def _begin(
+        self,
+        partition: Partition,
+        part: broker_pb2.PartitionProduce,
+        batches: list[bytes],
+        committed: bool,
+        work: _Work,
+    ) -> AppendResult | asyncio.Task[AppendResult]:
+        """Append the batches of a partition, or begin to: later calls for it come after them."""
+        known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
+        if work.as_copies:
+            return partition.appender.begin_copies(
+                batches, known_epoch, deletions_end=part.deletions_end, committed=committed
+            )
+        if not batches:
+            raise InvalidRequestError("a partition carries neither batches nor records")
+        result = partition.appender.append_now(batches, known_epoch, committed=committed)
+        return partition.appender.begin_append(batches, known_epoch, committed=committed) if result is None else result
+
     async def _append(
         self,
         partition: Partition,
@@ -237,13 +307,9 @@ class ProduceHandler:
         work: _Work,
     ) -> AppendResult:
         known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
-        if work.as_copies:
-            if part.records:
-                raise InvalidRequestError("copies are batches, and not records")
-            return await partition.appender.append_copies(
-                batches, known_epoch, deletions_end=part.deletions_end, committed=committed
-            )
         if part.records:
+            if work.as_copies:
+                raise InvalidRequestError("copies are batches, and not records")
             if batches:
                 raise InvalidRequestError("a partition carries either batches or records, not both")
             now_ms = self._context.now_ms()
@@ -253,14 +319,10 @@ class ProduceHandler:
                     self._context.executor, encode_records, part, now_ms, partition.config.columns
                 )
             ]
-        elif not batches:
-            raise InvalidRequestError("a partition carries neither batches nor records")
-        if work.is_large and len(batches) > 1:
+        if not work.as_copies and len(batches) > 1:
             return await self._append_slices(partition, batches, known_epoch, committed)
-        result = partition.appender.append_now(batches, known_epoch, committed=committed)
-        if result is None:
-            result = await partition.appender.append(batches, known_epoch, committed=committed)
-        return result
+        begun = self._begin(partition, part, batches, committed, work)
+        return await uninterrupted(begun) if isinstance(begun, asyncio.Task) else begun
 
     async def _append_slices(
         self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool

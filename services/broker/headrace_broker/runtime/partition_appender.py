@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.partition.batch_checks import AppendResult, Run, find_compressed, parts_of
 from headrace.partition.copies import check_copies, check_mirror, copied_config, lacks_deletions
@@ -95,7 +95,7 @@ class PartitionAppender:
         self._log_lock = partition.log_lock
         self.is_slow = False
         """Whether the last write blocked for long, so that the next ones run in a thread."""
-        self._appending = 0  # calls of `append` in progress
+        self._appending = 0  # appends with a task that have not ended
         self.records = self.size_bytes = 0
         """Totals since the start, for `/metrics/detail`."""
 
@@ -139,14 +139,30 @@ class PartitionAppender:
 
         `guard` raises what the caller must know instead; no other append comes between it and this one.
         """
+        return await uninterrupted(self._begin(self._append(batches, known_epoch, committed=committed, guard=guard)))
+
+    def begin_append(
+        self, batches: Sequence[bytes], known_epoch: int, *, committed: bool
+    ) -> asyncio.Task[AppendResult]:
+        """Begin an append as `append`, which has its place in the order at once. The task must not be cancelled."""
+        return self._begin(self._append(batches, known_epoch, committed=committed))
+
+    def _begin(self, append: Coroutine[Any, Any, AppendResult]) -> asyncio.Task[AppendResult]:
         self._appending += 1  # From here on `append_now` does not overtake, although the lock is not held yet.
-        try:
-            return await uninterrupted(self._append(batches, known_epoch, committed=committed, guard=guard))
-        finally:
-            self._appending -= 1
+        task = asyncio.create_task(append)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, _: asyncio.Task[AppendResult]) -> None:
+        self._appending -= 1
 
     async def _append(
-        self, batches: Sequence[bytes], known_epoch: int, *, committed: bool, guard: Callable[[], None]
+        self,
+        batches: Sequence[bytes],
+        known_epoch: int,
+        *,
+        committed: bool,
+        guard: Callable[[], None] = lambda: None,
     ) -> AppendResult:
         result = AppendResult()
         async with self._log_lock:
@@ -168,20 +184,16 @@ class PartitionAppender:
                 self._end_append(result, error)
         return result
 
-    async def append_copies(
+    def begin_copies(
         self, batches: Sequence[bytes], known_epoch: int, *, deletions_end: int, committed: bool
-    ) -> AppendResult:
-        """Append batches of another log as they are, to a mirror; see `headrace.partition.copies`.
+    ) -> asyncio.Task[AppendResult]:
+        """Begin to append batches of another log as they are, to a mirror; see `headrace.partition.copies`.
 
-        `deletions_end` is the source's with these batches. The result has the log end, also after an error.
+        `deletions_end` is the source's with these batches. The result has the log end, also after an error. See
+        `begin_append`.
         """
-        self._appending += 1
-        try:
-            return await uninterrupted(
-                self._append_copies(batches, known_epoch, deletions_end=deletions_end, committed=committed)
-            )
-        finally:
-            self._appending -= 1
+        copying = self._append_copies(batches, known_epoch, deletions_end=deletions_end, committed=committed)
+        return self._begin(copying)
 
     async def _append_copies(
         self, batches: Sequence[bytes], known_epoch: int, *, deletions_end: int, committed: bool

@@ -22,9 +22,9 @@ def spawn_unless_ending(tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None
     return True
 
 
-async def uninterrupted(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+async def uninterrupted(work: Coroutine[Any, Any, ResultT] | asyncio.Future[ResultT]) -> ResultT:
     """Await `work` to its end; a cancellation takes effect after it."""
-    task = asyncio.create_task(work)
+    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -65,7 +65,7 @@ class Sending:
         self.in_flight_requests = InFlightRequests(
             self.cluster_metadata, backoff, request_timeout_ms=30_000, **settings
         )
-        if settings["idempotent"]:
+        if settings["idempotent"] and settings.get("identity") is None:
             self.in_flight_requests.identity.set(7, 0)
         self.partition_queues = [PartitionQueue(TopicPartition("t", n), TOPIC_ID) for n in range(partitions)]
         self.now_ms = 0
@@ -506,6 +506,27 @@ def test_a_batch_that_came_before_the_first_one_waits_for_it(error, sending):
     request = sending.send_one()
     assert request.parts[0].batches == batches
     assert [read_header(bytes(batch.encoded[0])).producer_epoch for batch in batches] == [0, 0]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept identity", "assigned identity"])
+@pytest.mark.parametrize("error", [UnknownProducerError("who"), OutOfOrderSequenceError("a gap")])
+def test_a_batch_that_overtook_one_that_is_acknowledged_by_now_is_sent_again(error, kept):
+    """Requests may arrive in another order, and so may responses. Sent alone, the same error is true."""
+    sending = Sending(identity=(7, 0) if kept else None)
+    sending.add()
+    first = sending.send_one()
+    overtaking = sending.add()
+    second = sending.send_one()
+    assert [entry.error for entry in sending.answer(first, offsets=(0,))] == [None]
+    assert not sending.answer(second, error)
+    sending.later()
+    request = sending.send_one()
+    assert request.parts[0].batches == [overtaking]
+    header = read_header(bytes(overtaking.encoded[0]))
+    assert (header.producer_epoch, header.base_sequence) == (0, 1)
+    finished = sending.answer(request, error)
+    assert [type(entry.error) for entry in finished] == ([type(error)] if kept else [])
+    assert sending.partition_queues[0].needs_epoch
 
 
 def test_doubt_behind_what_was_certainly_not_applied_holds_up_no_epoch(sending):
