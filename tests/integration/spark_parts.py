@@ -8,10 +8,23 @@ from typing import Any, TypeVar
 import headrace
 from headrace_devcluster.cluster import LocalCluster
 
+from tests.integration.replicated import until
+
 BASE_MS = 1_700_000_000_000
 T = TypeVar("T")
 PATIENCE_SECONDS = 240.0
 """What a query may take on a machine that is busy with much else; a test's own limit is longer."""
+
+
+def change_columns(topic: str, columns: str, **client: Any) -> None:
+    """Change the columns of a topic; wait until every server has them, as a client may ask any."""
+    with headrace.Admin(**client) as admin:
+        admin.alter_config(topic, {"columns": columns})
+        made = admin.describe_config(topic)["columns"].value
+        found = admin.describe_cluster()
+    for server in (*found.brokers, *found.coordinators):
+        with headrace.Admin(**{**client, "bootstrap_servers": server.address}) as admin:
+            until(lambda admin=admin: admin.describe_topic(topic).columns == made, f"{server.address} has the columns")
 
 
 class Topic:

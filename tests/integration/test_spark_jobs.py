@@ -35,7 +35,7 @@ from spark_jobs.topic_loading import load_topic
 from spark_jobs.windows import counts_of, end_of_gap, end_of_window, joined, sessions_of
 
 import spark_jobs
-from tests.integration.spark_parts import patiently
+from tests.integration.spark_parts import change_columns, patiently
 
 HOUR_MS = 3_600_000
 NOON_MS = 1_700_049_600_000
@@ -508,8 +508,7 @@ def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic
     send_rows(servers, typed_topic, range(100))
     first = load_topic(jobs, wanted, QUIET)
     assert (first.rows, first.commits, first.lag_records) == (100, 2, 0)
-    with headrace.Admin(bootstrap_servers=servers) as admin:
-        admin.alter_config(typed_topic, {"columns": COLUMNS + ", country string"})
+    change_columns(typed_topic, COLUMNS + ", country string", bootstrap_servers=servers)
     send_rows(servers, typed_topic, range(100, 110), {"country": "AT"})
     assert load_topic(jobs, wanted, QUIET).table_rows == 110
     table = open_table(str(wanted.table), table_format)
@@ -530,8 +529,8 @@ def test_a_typed_topic_becomes_a_table_of_its_columns(jobs, servers, typed_topic
         read = scanned(table)
         assert (read.num_rows, read.column("country").null_count) == (110, 100)
         assert set(scanned(table, "page = '/1'")["_offset"].to_pylist()) == set(range(55))
-    with headrace.Admin(bootstrap_servers=servers) as admin:
-        admin.alter_config(typed_topic, {"columns": COLUMNS.replace("int32", "int64") + ", country string"})
+    columns = COLUMNS.replace("int32", "int64") + ", country string"
+    change_columns(typed_topic, columns, bootstrap_servers=servers)
     send_rows(servers, typed_topic, range(110, 112))
     with pytest.raises(JobError, match=r"column user is .* now, and .* in the table: cast it by --select"):
         load_topic(jobs, wanted, QUIET)

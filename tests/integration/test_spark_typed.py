@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from headrace_devcluster.cluster import LocalCluster, LocalClusterSpec
 
-from tests.integration.spark_parts import patiently
+from tests.integration.spark_parts import change_columns, patiently
 
 pytestmark = pytest.mark.timeout(600)
 ROWS = 30_000
@@ -139,9 +139,9 @@ def test_nulls_of_a_column_that_was_required(spark: Any, cluster: LocalCluster, 
     """A frame from before the column became nullable has them: Spark drops `is null` where it believes in none."""
     topic = new_topic(cluster, topic_name, "user int64 required, n int64", partitions=1)
     frame = reader(spark, cluster, topic).load()
-    with headrace.Admin(**cluster.client) as admin, headrace.Producer(**cluster.client) as producer:
+    with headrace.Producer(**cluster.client) as producer:
         producer.send(topic, {"user": 1, "n": 0}).result(30)
-        admin.alter_config(topic, {"columns": "user int64, n int64"})
+    change_columns(topic, "user int64, n int64", **cluster.client)
     with headrace.Producer(**cluster.client) as producer:
         producer.send(topic, {"user": None, "n": 1}).result(30)
     assert frame.where("user is null").count() == 1
