@@ -365,7 +365,7 @@ def test_what_a_broker_refuses(client):
         for topic, batch, error, message in (
             (typed, encode_batch([b"x"], base_timestamp_ms=int(time.time() * 1000)), InvalidRequestError, "is typed"),
             (plain, typed_batch("1 a int64", 1), InvalidRequestError, "the topic is not typed"),
-            (typed, typed_batch("2 b int64", 1), InvalidRequestError, "the required column a is missing"),
+            (typed, typed_batch("2 b int64", 1), ConflictError, "the required column a is missing"),
             (typed, typed_batch("1 a int64 required, 2 b string", 2), InvalidRequestError, "column b is string"),
             (typed, typed_batch("1 a int64 required, 3 c int64", 2), ConflictError, "has no column 3"),
         ):

@@ -50,6 +50,17 @@ TYPED = (
         Test(COLUMNS + "test_what_may_be_appended", SOUND_ROWS),
     ),
     Mutant(
+        "newer-columns-refused-for-good",
+        "I32",
+        "_unwritable",
+        never('wrong and not may_be_newer and compatibility != "none"'),
+        "Records of a producer that knows a change of the columns before the leader does are lost to their caller.",
+        Test(
+            "tests/unit/partition/test_partition_rules.py::test_rows_of_newer_columns_than_the_leader_knows_are_sent_again",
+            "The simulator's leaders mostly learn of a change before its producers use it.",
+        ),
+    ),
+    Mutant(
         "narrowed-column",
         "I32",
         "_check_change",

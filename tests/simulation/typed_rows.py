@@ -10,7 +10,7 @@ import pyarrow
 from headrace.wire.decoded import Columns
 from headrace.wire.typed.topic_columns import TopicColumns, parse_columns
 
-COLUMNS = "1 name string, 2 filling string"
+COLUMNS = "1 name string, 2 filling string required, 3 note_7 int32"
 NAMES = ("name", "title", "label")
 """What the column with names is called, one after another."""
 NOTE = "note_"
@@ -56,12 +56,18 @@ def names_in(batch: Columns) -> list[str]:
 
 
 def changed(before: str, chance: random.Random) -> str:
-    """Return what an administrator asks for who renames the first column, or adds or drops another."""
+    """Return what an administrator asks for who renames the first column, lets the second be null, or adds, widens or
+    drops a third.
+    """
     columns = parse_columns(before)
     named, filling = _labels(columns)
     if chance.random() < 0.6:
         named = chance.choice([label for label in NAMES if label != named])
-    wanted = [f"1 {named} string", f"2 {filling} string"]
-    if len(columns.current) == 2 and chance.random() < 0.5:
-        wanted.append(f"{NOTE}{chance.randrange(1 << 40)} int64")
+    is_required = any(column.id == 2 and column.is_required for column in columns.current)
+    wanted = [f"1 {named} string", f"2 {filling} string" + " required" * (is_required and chance.random() < 0.5)]
+    note = next((column for column in columns.current if column.id > 2), None)
+    if note is None and chance.random() < 0.5:
+        wanted.append(f"{NOTE}{chance.randrange(1 << 31)} int32")
+    elif note is not None and str(note.type) == "int32" and chance.random() < 0.5:
+        wanted.append(f"{note.id} {note.name} int64")
     return ", ".join(wanted)

@@ -6,6 +6,7 @@ reader can decode a valid batch, unless its topic has `validate=header`. Pure.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,6 +31,7 @@ from headrace.wire.columns import check_columns
 from headrace.wire.errors import (
     ConflictError,
     HeadraceError,
+    InvalidConfigError,
     InvalidRequestError,
     InvalidTimestampError,
     Outcome,
@@ -37,7 +39,7 @@ from headrace.wire.errors import (
     UnsupportedCodecError,
 )
 from headrace.wire.typed.payload import Directory, read_directory
-from headrace.wire.typed.topic_columns import parse_columns, writable
+from headrace.wire.typed.topic_columns import evolved, parse_columns, writable
 
 Run: TypeAlias = list[tuple[bytes, BatchHeader]] | BatchRun
 """Checked batches that one write appends."""
@@ -248,9 +250,12 @@ def _check_typed(batch: bytes, header: BatchHeader, config: TopicConfig) -> Dire
     if not header.is_typed:
         return None
     directory = read_directory(batch, header)
-    wrong, is_newer = _unwritable(directory.text, config.columns)
-    if is_newer:
-        raise ConflictError(f"{wrong}: the broker does not know the newest columns yet", action="Retry.")
+    wrong, may_be_newer = _unwritable(directory.text, config.columns, config.compatibility)
+    if may_be_newer:
+        raise ConflictError(
+            f"the batch does not fit the columns that the broker knows: {wrong}",
+            action=f"Retry, as it may not know the newest columns yet. It knows {config.columns}.",
+        )
     if wrong:
         raise InvalidRequestError(
             f"the batch does not fit the topic's columns: {wrong}", action=f"The columns are {config.columns}."
@@ -268,11 +273,21 @@ def _required(text: str) -> tuple[tuple[int, str], ...]:
 
 
 @lru_cache(maxsize=256)
-def _unwritable(text: str, columns: str) -> tuple[str, bool]:
-    """Return why a batch of these columns does not fit, and whether it has a newer column than any of the topic."""
+def _unwritable(text: str, columns: str, compatibility: str) -> tuple[str, bool]:
+    """Return why a batch of these columns does not fit, and whether they may be newer than those of the topic.
+
+    They may if they have a newer column, or if the topic may be changed to have them: its leader learns of a change
+    later than a producer that has asked another server. With `compatibility=none` it may be changed to nearly any.
+    """
     known = parse_columns(columns)
+    wrong = writable(text, known)
     newest = max(column.id for column in parse_columns(text).columns)
-    return writable(text, known), newest > max(column.id for column in known.columns)
+    may_be_newer = newest > max(column.id for column in known.columns)
+    if wrong and not may_be_newer and compatibility != "none":
+        with contextlib.suppress(InvalidConfigError):
+            evolved(columns, text, compatibility)
+            may_be_newer = True
+    return wrong, may_be_newer
 
 
 @lru_cache(maxsize=64)

@@ -55,8 +55,32 @@ def test_rows_are_taken_by_a_topic_of_their_columns_alone():
         check(values, columns=str(COLUMNS))
     with pytest.raises(InvalidRequestError, match="does not fit"):
         check(rows, columns="1 a string, 9 z int32")
-    with pytest.raises(ConflictError, match="does not know the newest columns"):
+    with pytest.raises(ConflictError, match="may not know the newest columns"):
         check(rows, columns="1 a int32 required, 2 b string")
+
+
+@pytest.mark.parametrize(
+    ("known", "newest", "wrong"),
+    [
+        ("1 a int32", "1 a int64", "column a is int64, and int32 in the topic"),
+        ("1 a int32 required", "1 a int32", "column a may be null in the batch, and is required in the topic"),
+        ("1 a int32 required, 2 b string", "2 b string, 1 a int32 dropped", "the required column a is missing"),
+    ],
+)
+def test_rows_of_newer_columns_than_the_leader_knows_are_sent_again(known, newest, wrong):
+    """A change that adds no column, too. What no change allows is refused for good, as where nearly all are allowed."""
+    columns = parse_columns(newest)
+    values = {"int32": pa.array([1], pa.int32()), "int64": pa.array([1], pa.int64()), "string": pa.array(["x"])}
+    arrays = [values[str(column.type)] for column in columns.current]
+    blocks = [block_of_array(array, column.type) for array, column in zip(arrays, columns.current, strict=True)]
+    rows = b"".join(column_parts(RowBlocks(columns.batch_text, blocks, 1), base_timestamp_ms=0))
+    assert check(rows, columns=newest)
+    with pytest.raises(ConflictError, match=wrong) as refused:
+        check(rows, columns=known)
+    assert refused.value.retriable
+    for mode in ("forward", "none"):
+        with pytest.raises(InvalidRequestError, match=wrong):
+            check(rows, columns=known, compatibility=mode)
 
 
 def test_rows_have_no_null_in_a_required_column():
