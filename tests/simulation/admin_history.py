@@ -70,6 +70,7 @@ class Replicas(NamedTuple):
 
     order: int
     partition: int
+    """In any life of the topic: a move names it, and may meet the next one."""
     target: frozenset[int]
     rate: str
 

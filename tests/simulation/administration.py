@@ -169,7 +169,7 @@ class Administration:
         if key.topic_id == self._cluster.topic.topic_id and (before is None or _placing(before) != _placing(after)):
             target = frozenset(after.replicas) - frozenset(after.removing)
             rate = after.copy_bytes_per_second
-            found = Replicas(self._cluster.next_order(), self._cluster.number_of(key), target, str(rate or ""))
+            found = Replicas(self._cluster.next_order(), key.partition, target, str(rate or ""))
             self._replicas.append(found)
 
     def etcd_went_back(self) -> None:
@@ -357,10 +357,9 @@ class Administration:
     def move(self, key: LogId, target: Sequence[int]) -> None:
         """Ask for a partition to be at other brokers."""
         where, rate = TopicPartition(self._cluster.topic.name, key.partition), RATE_FROM + self._mark()
-        number = self._cluster.number_of(key)
         self._cluster.world.count("moves begun")
         self._request(
-            Change("", MOVE, 0, 0, UNKNOWN, mark=str(rate), partition=number, replicas=frozenset(target)),
+            Change("", MOVE, 0, 0, UNKNOWN, mark=str(rate), partition=key.partition, replicas=frozenset(target)),
             lambda admin, seconds: admin.reassign_partitions(
                 {where: list(target)}, copy_bytes_per_second=rate, timeout=seconds
             ),
