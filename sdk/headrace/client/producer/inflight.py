@@ -8,8 +8,8 @@ the queue.
     acknowledged                            finished with its offset
     retriable error, outcome unknown        back to its place, unknown: only its exact bytes may be sent again
     retriable error, not applied            back to its place
-    out of order or unknown producer        an earlier one unresolved, now or when it was sent: back to its place
-    the same, the first of its partition    not applied: back, new epoch once nothing flies; unknown: finished, UNKNOWN
+    out of order or unknown producer        sent while an earlier request flew: back to its place
+    the same, sent alone                    not applied: back, new epoch once nothing flies; unknown: finished, UNKNOWN
     any other error, or out of time         finished with it; a sequence that is now missing needs a new epoch
 
 A kept identity gets no new epoch: a batch that would need one is finished with its error, and nothing is sent after it.
@@ -290,8 +290,7 @@ class InFlightRequests:
         """Return whether a refused batch is sent again."""
         partition_queue = batch.partition_queue
         if error.code in _SEQUENCE and self._idempotent:
-            others = (*partition_queue.flying, *partition_queue.queued)
-            if batch.sent_behind or any(other.serial < batch.serial for other in others):
+            if batch.sent_behind:
                 return True
             partition_queue.needs_epoch = True
             return not batch.outcome_unknown and not self.identity.is_kept
