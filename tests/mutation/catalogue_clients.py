@@ -30,8 +30,8 @@ CLIENTS = (
         "I21",
         "ProduceHandler._append_each",
         replace(
-            "appended = self._begin(partition, part, batches, committed, work)",
-            "appended = await self._append(partition, part, batches, committed, work)",
+            "appended = self._begin(partition, part, batches, work)",
+            "appended = await self._append(partition, part, batches, work)",
         ),
         "While a request waits for the disk in one partition, the next one of its connection overtakes it in another.",
         Simulation(20, changes={"partitions": 4, "slow_append_ms": 0}),

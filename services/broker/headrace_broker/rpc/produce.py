@@ -56,6 +56,8 @@ class _Work(NamedTuple):
     """
     connection: str
     as_copies: bool
+    committed: bool
+    """Whether it is acknowledged once all in-sync replicas have it."""
 
 
 class _Begun(NamedTuple):
@@ -114,19 +116,19 @@ class ProduceHandler:
         self._budget.take(work.size_bytes)
         access().charge(Use.PRODUCE, work.size_bytes)
         if request.acks == broker_pb2.ACKS_NONE:
-            if not spawn_unless_ending(self._tasks, self._append_unasked(request, work, times)):
+            if not spawn_unless_ending(self._tasks, self._append_unasked(work, times)):
                 self._budget.give_back(work.size_bytes)
                 raise ShuttingDownError("the broker is shutting down", outcome=Outcome.NOT_APPLIED)
             return broker_pb2.ProduceResponse()
         try:
-            return await self._append_all(request, work, deadline, times)
+            return await self._append_all(work, deadline, times)
         finally:
             self._budget.give_back(work.size_bytes)
 
-    async def _append_unasked(self, request: broker_pb2.ProduceRequest, work: _Work, times: _Times) -> None:
+    async def _append_unasked(self, work: _Work, times: _Times) -> None:
         """Append a request with `acks=0`, and only count errors, because the client does not wait for them."""
         try:
-            await self._append_all(request, work, 0.0, times)
+            await self._append_all(work, 0.0, times)
         finally:
             self._budget.give_back(work.size_bytes)
 
@@ -164,28 +166,24 @@ class ProduceHandler:
                 f"{batches_in_all} batches are over the limit of {self._context.settings.max_request_batches}"
             )
         is_large = partitions > SMALL_PARTITIONS or batches_in_all > SLICE_BATCHES or size_bytes > SLICE_BYTES
-        return _Work(topics, size_bytes, is_large, is_large or has_records, connection, request.as_copies)
-
-    async def _append_all(
-        self, request: broker_pb2.ProduceRequest, work: _Work, deadline: float, times: _Times
-    ) -> broker_pb2.ProduceResponse:
         committed = request.acks in (broker_pb2.ACKS_ALL, broker_pb2.ACKS_UNSPECIFIED)
+        return _Work(topics, size_bytes, is_large, is_large or has_records, connection, request.as_copies, committed)
+
+    async def _append_all(self, work: _Work, deadline: float, times: _Times) -> broker_pb2.ProduceResponse:
         if work.takes_turn or self._turns.must_wait(work.connection):
             async with self._turns.take(work.connection):
                 if work.is_large:
                     await next_turn()  # Reading it used a slice.
-                response, pending = await self._append_each(work, committed, times)
+                response, pending = await self._append_each(work, times)
         else:
-            response, pending = await self._append_each(work, committed, times)
+            response, pending = await self._append_each(work, times)
         times.appended = time.perf_counter()
         if pending:
             await self._wait(pending, deadline)
         self._observe(times, pending)
         return response
 
-    async def _append_each(
-        self, work: _Work, committed: bool, times: _Times
-    ) -> tuple[broker_pb2.ProduceResponse, list[_Pending]]:
+    async def _append_each(self, work: _Work, times: _Times) -> tuple[broker_pb2.ProduceResponse, list[_Pending]]:
         response = broker_pb2.ProduceResponse()
         pending: list[_Pending] = []
         begun: list[_Begun] = []
@@ -206,9 +204,9 @@ class ProduceHandler:
                     partition = self._replica_manager.find_in(topic, part.partition)
                     appended: AppendResult | asyncio.Task[AppendResult]
                     if work.takes_turn:
-                        appended = await self._append(partition, part, batches, committed, work)
+                        appended = await self._append(partition, part, batches, work)
                     else:
-                        appended = self._begin(partition, part, batches, committed, work)
+                        appended = self._begin(partition, part, batches, work)
                 except HeadraceError as error:
                     self._set_error(result, error)
                     continue
@@ -216,12 +214,12 @@ class ProduceHandler:
                     begun.append(_Begun(partition, result, appended))
                 else:
                     times.append_seconds += appended.append_seconds
-                    self._note(partition, appended, committed, result, pending)
+                    self._note(partition, appended, work, result, pending)
         if begun:
-            await self._end_appends(begun, committed, times, pending)
+            await self._end_appends(begun, work, times, pending)
         return response, pending
 
-    async def _end_appends(self, begun: list[_Begun], committed: bool, times: _Times, pending: list[_Pending]) -> None:
+    async def _end_appends(self, begun: list[_Begun], work: _Work, times: _Times, pending: list[_Pending]) -> None:
         """Wait for appends that have begun, and take their results."""
         await uninterrupted(asyncio.gather(*(each.task for each in begun), return_exceptions=True))
         longest = 0.0
@@ -232,14 +230,14 @@ class ProduceHandler:
                 self._set_error(result, error)
             else:
                 longest = max(longest, appended.append_seconds)
-                self._note(partition, appended, committed, result, pending)
+                self._note(partition, appended, work, result, pending)
         times.append_seconds += longest
 
     def _note(
         self,
         partition: Partition,
         appended: AppendResult,
-        committed: bool,
+        work: _Work,
         result: broker_pb2.PartitionProduceResult,
         pending: list[_Pending],
     ) -> None:
@@ -252,7 +250,7 @@ class ProduceHandler:
         result.log_end_offset, result.log_end_crc = appended.log_end_offset, appended.log_end_crc
         if appended.error is not None:
             self._set_error(result, appended.error)
-        if committed and appended.end_offset:
+        if work.committed and appended.end_offset:
             wait = partition.acknowledgements.of(appended.end_offset, appended.leader_epoch)
             if wait is not None:
                 pending.append(_Pending(partition, appended.end_offset, *wait, result))
@@ -280,31 +278,25 @@ class ProduceHandler:
             span.stage("replication", times.appended + fsync, waited - fsync)
 
     def _begin(
-        self,
-        partition: Partition,
-        part: broker_pb2.PartitionProduce,
-        batches: list[bytes],
-        committed: bool,
-        work: _Work,
+        self, partition: Partition, part: broker_pb2.PartitionProduce, batches: list[bytes], work: _Work
     ) -> AppendResult | asyncio.Task[AppendResult]:
         """Append the batches of a partition, or begin to: later calls for it come after them."""
         known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
         if work.as_copies:
             return partition.appender.begin_copies(
-                batches, known_epoch, deletions_end=part.deletions_end, committed=committed
+                batches, known_epoch, deletions_end=part.deletions_end, committed=work.committed
             )
         if not batches:
             raise InvalidRequestError("a partition carries neither batches nor records")
-        result = partition.appender.append_now(batches, known_epoch, committed=committed)
-        return partition.appender.begin_append(batches, known_epoch, committed=committed) if result is None else result
+        result = partition.appender.append_now(batches, known_epoch, committed=work.committed)
+        return (
+            partition.appender.begin_append(batches, known_epoch, committed=work.committed)
+            if result is None
+            else result
+        )
 
     async def _append(
-        self,
-        partition: Partition,
-        part: broker_pb2.PartitionProduce,
-        batches: list[bytes],
-        committed: bool,
-        work: _Work,
+        self, partition: Partition, part: broker_pb2.PartitionProduce, batches: list[bytes], work: _Work
     ) -> AppendResult:
         known_epoch = part.leader_epoch if part.HasField("leader_epoch") else -1
         if part.records:
@@ -320,19 +312,19 @@ class ProduceHandler:
                 )
             ]
         if not work.as_copies and len(batches) > 1:
-            return await self._append_slices(partition, batches, known_epoch, committed)
-        begun = self._begin(partition, part, batches, committed, work)
+            return await self._append_slices(partition, batches, known_epoch, work)
+        begun = self._begin(partition, part, batches, work)
         return await uninterrupted(begun) if isinstance(begun, asyncio.Task) else begun
 
     async def _append_slices(
-        self, partition: Partition, batches: list[bytes], known_epoch: int, committed: bool
+        self, partition: Partition, batches: list[bytes], known_epoch: int, work: _Work
     ) -> AppendResult:
         """Append the slices under one leader epoch, because the response has only one."""
         whole: AppendResult | None = None
         for each in _slices(batches):
-            result = partition.appender.append_now(each, known_epoch, committed=committed)
+            result = partition.appender.append_now(each, known_epoch, committed=work.committed)
             if result is None:
-                result = await partition.appender.append(each, known_epoch, committed=committed)
+                result = await partition.appender.append(each, known_epoch, committed=work.committed)
             if whole is None:
                 whole, known_epoch = result, result.leader_epoch
             else:
